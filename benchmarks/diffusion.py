@@ -22,9 +22,8 @@ from benchmarks.full_size import on_gpu
 from benchmarks.sounds import first_sound
 from benchmarks.studio import STEPS, DiffusersPipeline, RequestTimes, Studio, most_apart, watch_calls
 from omnistage.models.diffusers.painter import BatchRow
-from omnistage.models.diffusers.pictures import Pictures
+from omnistage.models.diffusers.pictures import LinearMap, Pictures
 from omnistage.models.diffusers.plan import DrawingPlan
-from omnistage.models.diffusers.previews import LinearMap
 from omnistage.models.interface import DrawRequest
 
 ROUNDS = 3

@@ -22,11 +22,9 @@ from benchmarks.figures import Figure, Report, median
 from helpers.peak import Peak
 from helpers.servers import stack
 from omnistage.client import AsyncOmni, Progress, VideoDelta
-from omnistage.models.diffusers.drawing import PROGRESS
 from omnistage.models.diffusers.films import PIXELS
-from omnistage.models.diffusers.folder import load_pipeline
-from omnistage.models.diffusers.model import DrawnModel
-from omnistage.models.diffusers.quiet import quiet
+from omnistage.models.diffusers.folder import load_pipeline, quiet
+from omnistage.models.diffusers.model import PROGRESS, DrawnModel
 from omnistage.models.interface import DrawRequest, StepsDone, TensorRows, no_inputs
 from omnistage.models.options import LoadOptions
 from omnistage.models.registry import load

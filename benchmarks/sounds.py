@@ -12,7 +12,7 @@ import torch
 from diffusers import AutoencoderOobleck
 
 from benchmarks.figures import Figure, Report, median
-from omnistage.models.diffusers.quiet import quiet
+from omnistage.models.diffusers.folder import quiet
 from omnistage.models.diffusers.sounds import SoundPieces, Upsampling
 
 CHANNELS, LATENTS, LONGEST = 32, 64, 1024

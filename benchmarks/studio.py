@@ -19,9 +19,8 @@ from PIL.Image import Image
 
 from benchmarks.figures import median
 from omnistage.models.conversation import Media
-from omnistage.models.diffusers.drawing import PROGRESS, StepDrawing
 from omnistage.models.diffusers.folder import load_pipeline
-from omnistage.models.diffusers.model import DrawnModel
+from omnistage.models.diffusers.model import PROGRESS, DrawnModel, StepDrawing
 from omnistage.models.diffusers.pictures import IMAGE, PicturePainter
 from omnistage.models.diffusers.plan import PNG
 from omnistage.models.interface import DrawRequest, EncodedPicture, Preview, no_inputs

@@ -21,8 +21,7 @@ from omnistage.host.descriptors import WANTED as DESCRIPTORS
 from omnistage.host.metrics import MAX_VISITORS, SILENCE_S
 from omnistage.host.places import HOST_SHARE, MAX_WAITING, MAX_WAITING_EACH, MAX_WAITING_OF_HOST
 from omnistage.models.media import hidden_work
-from omnistage.models.media.limits import MediaLimits
-from omnistage.models.media.preprocessing import MOST_ASPECT, FilmPreprocessing
+from omnistage.models.media.terms import MOST_ASPECT, FilmPreprocessing, MediaLimits
 from omnistage.router.admission import (
     MAX_HEALTH,
     MAX_LARGE,
@@ -233,7 +232,7 @@ MEDIA = f"""
 ## Media
 
 A Thinker that sees and hears has these limits for one picture, sound or film
-(`models/omnistage/models/media/limits.py`), besides those of the tables above. It checks size, pixels, seconds and
+(`models/omnistage/models/media/terms.py`), besides those of the tables above. It checks size, pixels, seconds and
 frames in the header before it decodes anything, and again while it decodes, because a header may be wrong. A medium
 above a limit is refused with `BAD_REQUEST`, the field of its part, its own value and the limit. A medium is refused
 with `BAD_REQUEST` too if it cannot be decoded, if its decoding takes too much time or memory, or if it makes the

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from helpers.ask import WholeAnswer
-from omnistage.models.diffusers.processor import load_processor
-from omnistage.models.diffusers.quiet import quiet
+from omnistage.models.diffusers.folder import load_processor, quiet
 from omnistage.v1 import omni_pb2, stage_pb2
 
 

@@ -36,7 +36,7 @@ from transformers.models.gemma3 import Gemma3Config, Gemma3ForConditionalGenerat
 from transformers.models.t5 import T5Config, T5EncoderModel
 from transformers.models.umt5 import UMT5Config, UMT5EncoderModel
 
-from omnistage.models.diffusers.quiet import quiet
+from omnistage.models.diffusers.folder import quiet
 
 FILM_SIDE, FRAMES, RATE_HZ, CHANNELS = 32, 5, 1600, 1
 FILM_RATE_HZ, FILM_CHANNELS = 8000, 2

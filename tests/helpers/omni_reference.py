@@ -30,9 +30,9 @@ from omnistage.models.encoders.encoder import grid_of, patches_of
 from omnistage.models.encoders.preparing import read_pictures
 from omnistage.models.encoders.reader import preprocessing_of
 from omnistage.models.encoders.starting import MEDIUM_ROWS
-from omnistage.models.media.decoded import DecodedFilm, DecodedSound
 from omnistage.models.media.decoder import MediaDecoder
-from omnistage.models.media.preprocessing import FilmPreprocessing, SoundPreprocessing
+from omnistage.models.media.results import DecodedFilm, DecodedSound
+from omnistage.models.media.terms import FilmPreprocessing, SoundPreprocessing
 from omnistage.models.qwen2_5_omni.config import read_thinker_config
 
 RATE_HZ = 16_000

@@ -16,7 +16,7 @@ import torch
 from diffusers import AutoencoderKL, ControlNetModel, DPMSolverMultistepScheduler, StableDiffusionPipeline, UNet2DConditionModel
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
-from omnistage.models.diffusers.quiet import quiet
+from omnistage.models.diffusers.folder import quiet
 
 SIDE = 64
 """The side of the picture that the model draws by default, in pixels."""

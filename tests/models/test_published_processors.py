@@ -22,7 +22,7 @@ from helpers.omni_reference import OmniReference
 from helpers.published_processor import medium
 from helpers.qwen3_reference import Qwen3Reference
 from helpers.saved_processor import Conversation, inputs
-from omnistage.models.diffusers.processor import load_processor
+from omnistage.models.diffusers.folder import load_processor
 from omnistage.models.media.decoder import MediaDecoder
 
 FEATURE_TOLERANCE = 1e-5

@@ -28,7 +28,7 @@ from omnistage.models.interface import (
     no_inputs,
 )
 from omnistage.models.reports import LoadError
-from omnistage.models.steps.interface import Aside
+from omnistage.models.steps.loop import Aside
 from omnistage.models.steps.session import MAX_UNREAD
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import pixels_of, png

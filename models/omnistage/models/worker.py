@@ -19,7 +19,7 @@ from typing import TypeVar, cast
 import torch
 
 from omnistage.engine.types import STEP_LIMIT_S, Activity
-from omnistage.models.steps.interface import Aside, settable
+from omnistage.models.steps.loop import Aside, settable
 
 T = TypeVar("T")
 

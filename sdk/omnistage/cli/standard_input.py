@@ -12,7 +12,7 @@ from omnistage.cli import interrupt
 from omnistage.cli.notices import Notices
 from omnistage.client.errors import RequestError
 from omnistage.client.media import FIRST_BYTE_LIMIT_S, KINDS
-from omnistage.models.media.limits import MediaLimits
+from omnistage.models.media.terms import MediaLimits
 
 STDIN = "-"
 

@@ -26,7 +26,7 @@ from helpers.waiting import until_collected
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers import model as model_module
 from omnistage.models.diffusers.folder import load_pipeline
-from omnistage.models.diffusers.output import parameters
+from omnistage.models.diffusers.pictures import parameters
 from omnistage.models.interface import BadRequest, DrawRequest, Full
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")  # of a scheduler's

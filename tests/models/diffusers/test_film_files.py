@@ -16,8 +16,8 @@ from helpers import lengths
 from helpers.artists import PiecesOfDrawing, draw, model_of
 from helpers.drawings import checkpoint
 from helpers.moving import FILM_SIDE, frames_of
-from omnistage.models.diffusers.drawing import StepDrawing
 from omnistage.models.diffusers.films import Clips
+from omnistage.models.diffusers.model import StepDrawing
 from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan, plan_drawing
 from omnistage.models.interface import MAX_CLIP_BYTES, BadRequest, Clip, DrawRequest, Failed, TensorRows, no_inputs
 

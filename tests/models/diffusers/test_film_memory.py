@@ -13,8 +13,7 @@ import torch
 from helpers import lengths
 from helpers.artists import draw, model_of
 from helpers.drawings import checkpoint
-from omnistage.models.diffusers.film_memory import FilmMemory, TensorBytes
-from omnistage.models.diffusers.films import FilmPainter
+from omnistage.models.diffusers.films import FilmMemory, FilmPainter, TensorBytes
 from omnistage.models.diffusers.folder import load_pipeline, read_index
 from omnistage.models.diffusers.loading import PAINTERS
 from omnistage.models.diffusers.options import Defaults, DiffusersOptions

@@ -21,9 +21,7 @@ from transformers import Qwen2Tokenizer
 from helpers.drawings import NAMES, checkpoint, writable
 from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.diffusers import folder as folders
-from omnistage.models.diffusers.folder import read_index
-from omnistage.models.diffusers.processor import load_processor
-from omnistage.models.diffusers.quiet import LIBRARIES, quiet
+from omnistage.models.diffusers.folder import LIBRARIES, load_processor, quiet, read_index
 
 load_pipeline: Callable[[Path, torch.dtype], Any] = folders.load_pipeline
 """Untyped: a pipeline has its parts as attributes, of which its class knows nothing."""

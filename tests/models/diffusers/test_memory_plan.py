@@ -17,12 +17,12 @@ from PIL import Image
 from helpers import lengths
 from helpers.drawings import NAMES, checkpoint
 from helpers.painting import PipelinePair, picture
-from omnistage.models.diffusers import memory_plan
+from omnistage.models.diffusers import placement
 from omnistage.models.diffusers.folder import load_pipeline, read_index
 from omnistage.models.diffusers.loading import PAINTERS, load_pictures
-from omnistage.models.diffusers.memory_plan import QUANTIZERS, MemoryPlan
 from omnistage.models.diffusers.options import AREA, Defaults, DiffusersOptions
 from omnistage.models.diffusers.pictures import PicturePainter
+from omnistage.models.diffusers.placement import QUANTIZERS, MemoryPlan
 from omnistage.models.interface import ModelInfo
 from omnistage.models.memory import TensorCache
 from omnistage.models.options import LoadOptions
@@ -209,13 +209,13 @@ def test_what_this_machine_cannot_do_is_refused(size: int, family: dict[str, Any
 
 @pytest.mark.parametrize("name", QUANTIZERS)
 def test_a_package_that_is_missing_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_plan, "find_spec", lambda module: None)
+    monkeypatch.setattr(placement, "find_spec", lambda module: None)
     with pytest.raises(LoadError, match=rf"^quantization {name}: its package is not installed: pip install \S+$"):
         planned(quantization=name)
 
 
 def test_a_quantizer_of_gpus_is_refused_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_plan, "find_spec", lambda module: object())
+    monkeypatch.setattr(placement, "find_spec", lambda module: object())
     with pytest.raises(LoadError, match=r"^quantization bitsandbytes_4bit: needs a GPU, and device is cpu; take torchao_int8 or"):
         planned(quantization="bitsandbytes_4bit")
     assert planned("cuda", quantization="bitsandbytes_4bit").settings.startswith("bitsandbytes_4bit")

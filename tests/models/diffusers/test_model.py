@@ -27,15 +27,13 @@ from helpers.waiting import until_collected
 from omnistage.diffusion.stage import DiffusionStage
 from omnistage.models import registry
 from omnistage.models.conversation import Media
-from omnistage.models.diffusers.drawing import DrawingJob, StepDrawing
-from omnistage.models.diffusers.model import DrawnModel
-from omnistage.models.diffusers.output import encode_picture, parameters
-from omnistage.models.diffusers.pictures import PicturePainter
+from omnistage.models.diffusers.model import DrawingJob, DrawnModel, StepDrawing
+from omnistage.models.diffusers.pictures import PicturePainter, encode_picture, parameters
 from omnistage.models.diffusers.plan import MEDIA_TYPES, PNG, DrawingLimits, DrawingPlan, plan_drawing
 from omnistage.models.interface import BadRequest, DrawRequest, Failed, TensorRows, Wanted
 from omnistage.models.options import LoadOptions
 from omnistage.models.reports import LoadError
-from omnistage.models.steps.interface import Aside
+from omnistage.models.steps.loop import Aside
 from omnistage.v1 import stage_pb2
 from omnistage.wire.errors import StageError
 

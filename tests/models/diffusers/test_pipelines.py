@@ -14,9 +14,9 @@ from PIL import Image
 from helpers import lengths
 from helpers.drawings import NAMES
 from helpers.painting import CLOSE, PipelinePair, apart, pair, picture
+from omnistage.models.diffusers.longcat import split_quotation
 from omnistage.models.diffusers.painter import Canvas
 from omnistage.models.diffusers.plan import DrawingPlan
-from omnistage.models.diffusers.quotation import split_quotation
 from omnistage.models.diffusers.qwen_image import SIDES
 from omnistage.models.interface import Failed
 

@@ -9,8 +9,7 @@ from collections.abc import Callable
 import pytest
 from diffusers.pipelines.longcat_image import pipeline_longcat_image, pipeline_longcat_image_edit
 
-from omnistage.models.diffusers.longcat import LongCatPainter
-from omnistage.models.diffusers.quotation import WITH_APOSTROPHE, split_quotation
+from omnistage.models.diffusers.longcat import WITH_APOSTROPHE, LongCatPainter, split_quotation
 
 Split = Callable[[str], list[tuple[str, bool]]]
 

@@ -19,8 +19,7 @@ from helpers import lengths
 from helpers.artists import draw, model_of
 from helpers.painting import CLOSE, apart, changed, pair
 from omnistage.models.checkpoint.files import BadCheckpoint
-from omnistage.models.diffusers.checkpoints import NOISE_WORDS, StateLayout
-from omnistage.models.diffusers.sampler import Memory, PictureSampler, check_scheduler, memory_of, tried_steps
+from omnistage.models.diffusers.sampling import NOISE_WORDS, Memory, PictureSampler, StateLayout, check_scheduler, memory_of, tried_steps
 from omnistage.models.interface import BadRequest, DrawRequest
 
 pytestmark = [

@@ -23,10 +23,9 @@ from omnistage.engine.devices import Distributed, RanksApart
 from omnistage.models.diffusers import loading
 from omnistage.models.diffusers.folder import load_pipeline, read_index
 from omnistage.models.diffusers.loading import PAINTERS, load_pictures
-from omnistage.models.diffusers.memory_plan import MemoryPlan
 from omnistage.models.diffusers.options import Defaults, DiffusersOptions
 from omnistage.models.diffusers.pictures import PicturePainter
-from omnistage.models.diffusers.spread import PIPELINES, cut, place_pipeline, team_of
+from omnistage.models.diffusers.placement import PIPELINES, MemoryPlan, cut, place_pipeline, team_of
 from omnistage.models.interface import BadRequest, DrawRequest, no_inputs
 from omnistage.models.memory import TensorCache
 from omnistage.models.options import LoadOptions

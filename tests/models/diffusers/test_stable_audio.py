@@ -28,8 +28,7 @@ from helpers import lengths
 from helpers.artists import PiecesOfDrawing, draw, model_of
 from helpers.moving import letters
 from helpers.painting import CLOSE, apart
-from omnistage.models.diffusers.folder import load_pipeline
-from omnistage.models.diffusers.quiet import quiet
+from omnistage.models.diffusers.folder import load_pipeline, quiet
 from omnistage.models.diffusers.sounds import Upsampling
 from omnistage.models.interface import BadRequest, Content, DrawRequest, Sound, StepsDone, TensorRows, no_inputs
 

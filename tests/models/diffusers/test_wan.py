@@ -18,12 +18,12 @@ from helpers import lengths
 from helpers.painting import CLOSE, apart
 from helpers.wans import KINDS, SAMPLERS, Wan, photo, pipeline, wan
 from omnistage.models.checkpoint.files import BadCheckpoint
-from omnistage.models.diffusers.memory_plan import MemoryPlan, is_tiled
 from omnistage.models.diffusers.options import UNSAID, Defaults, DiffusersOptions
+from omnistage.models.diffusers.placement import MemoryPlan, is_tiled
 from omnistage.models.diffusers.plan import DrawingPlan
 from omnistage.models.diffusers.wan import WanPainter
 from omnistage.models.interface import BadRequest
-from omnistage.models.media.errors import BadMedia
+from omnistage.models.media.terms import BadMedia
 from omnistage.models.memory import TensorCache
 from omnistage.models.options import LoadOptions
 

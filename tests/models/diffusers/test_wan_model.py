@@ -22,10 +22,9 @@ from helpers.artists import draw, model_of, saved
 from helpers.painting import CLOSE, apart
 from helpers.waiting import until_collected
 from helpers.wans import KINDS, photo, pipeline
-from omnistage.models.diffusers.drawing import DrawingJob, StepDrawing
-from omnistage.models.diffusers.model import DrawnModel
+from omnistage.models.diffusers.folder import quiet
+from omnistage.models.diffusers.model import DrawingJob, DrawnModel, StepDrawing
 from omnistage.models.diffusers.plan import DrawingPlan
-from omnistage.models.diffusers.quiet import quiet
 from omnistage.models.interface import BadRequest, DrawRequest, StepsDone, TensorRows, Wanted, no_inputs
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")  # Diffusers with NumPy 2.

@@ -17,8 +17,7 @@ from omnistage.models.conversation import Media
 from omnistage.models.encoders.encoder import Features, Grid, MediumExtent, Pixels
 from omnistage.models.encoders.reader import FILM_SHARE, EncoderQueue, MediaPreprocessing, MediaReader, PictureEncoding, SoundEncoding
 from omnistage.models.media.decoder import MediaDecoder
-from omnistage.models.media.errors import BadMedia, NoRoom
-from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, SoundPreprocessing
+from omnistage.models.media.terms import BadMedia, FilmPreprocessing, NoRoom, PicturePreprocessing, SoundPreprocessing
 from omnistage.models.memory import LruCache
 from omnistage.models.worker import Worker
 

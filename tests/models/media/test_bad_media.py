@@ -15,9 +15,7 @@ from PIL import Image
 
 from helpers import lengths, media_files
 from omnistage.models.media.decoder import MediaDecoder
-from omnistage.models.media.errors import BadMedia
-from omnistage.models.media.limits import MediaLimits
-from omnistage.models.media.preprocessing import FilmPreprocessing
+from omnistage.models.media.terms import BadMedia, FilmPreprocessing, MediaLimits
 
 Kind = Literal["picture", "sound", "film"]
 """Methods of the decoder."""

@@ -15,8 +15,7 @@ from PIL import Image, ImageCms
 
 from helpers import lengths, media_files, picture_files
 from omnistage.models.media.decoder import MediaDecoder
-from omnistage.models.media.errors import BadMedia
-from omnistage.models.media.preprocessing import PicturePreprocessing
+from omnistage.models.media.terms import BadMedia, PicturePreprocessing
 
 AS_IT_IS = PicturePreprocessing(factor=1, min_pixels=1, max_pixels=1 << 30)
 SRGB_PRIMARIES = ((0.43607, 0.22249, 0.01392), (0.38515, 0.71687, 0.09708), (0.14307, 0.06061, 0.71410))

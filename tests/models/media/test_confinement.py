@@ -10,7 +10,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from omnistage.models.media.limits import MediaLimits
+from omnistage.models.media.terms import MediaLimits
 
 WAYS = """
 import os, socket, sys

@@ -17,10 +17,9 @@ from PIL import Image
 
 from helpers import corpus_films, corpus_pictures, corpus_sounds, ffmpeg, lengths
 from helpers.corpus import CorpusFile
-from omnistage.models.media.decoded import DecodedFilm
 from omnistage.models.media.decoder import MediaDecoder
-from omnistage.models.media.errors import BadMedia
-from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, SoundPreprocessing
+from omnistage.models.media.results import DecodedFilm
+from omnistage.models.media.terms import BadMedia, FilmPreprocessing, PicturePreprocessing, SoundPreprocessing
 
 pytestmark = [ffmpeg.MISSING, pytest.mark.asyncio(loop_scope="module")]
 

@@ -15,8 +15,7 @@ from structlog.testing import capture_logs
 
 from helpers import media_files
 from omnistage.models.media.decoder import MediaDecoder
-from omnistage.models.media.errors import BadMedia, DecoderBroken, DecoderFailed
-from omnistage.models.media.preprocessing import PicturePreprocessing
+from omnistage.models.media.terms import BadMedia, DecoderBroken, DecoderFailed, PicturePreprocessing
 
 FORMS = ("PNG", "TIFF", "GIF", "WEBP", "BMP", "JPEG", "AVIF")
 MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "I", "F")
@@ -29,9 +28,9 @@ from dataclasses import asdict
 from pathlib import Path
 from omnistage.models.media import child
 from omnistage.models.media.confinement import confine
-from omnistage.models.media.limits import MediaLimits
-from omnistage.models.media.output import BoundedFile
-from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, SoundPreprocessing
+from omnistage.models.media.terms import MediaLimits
+from omnistage.models.media.results import BoundedFile
+from omnistage.models.media.terms import FilmPreprocessing, PicturePreprocessing, SoundPreprocessing
 
 warnings.simplefilter("ignore")
 folder, confined = Path(sys.argv[1]), sys.argv[2] == "confined"

@@ -15,8 +15,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from helpers import media_files
 from omnistage.models.media.decoder import MediaDecoder
-from omnistage.models.media.errors import BadMedia
-from omnistage.models.media.preprocessing import FilmPreprocessing, sample_frames
+from omnistage.models.media.terms import BadMedia, FilmPreprocessing, sample_frames
 
 SMALL = FilmPreprocessing(min_pixels=4 * 784, max_pixels=16 * 784)
 FORMATS = [

@@ -14,9 +14,8 @@ from PIL import Image
 from helpers import media_files
 from omnistage.models.media import hidden_work
 from omnistage.models.media.decoder import MediaDecoder
-from omnistage.models.media.errors import BadMedia
 from omnistage.models.media.hidden_work import check_hidden_work
-from omnistage.models.media.limits import MediaLimits
+from omnistage.models.media.terms import BadMedia, MediaLimits
 
 
 def jpeg_of_scans(scans: int) -> bytes:

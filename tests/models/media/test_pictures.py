@@ -15,10 +15,9 @@ from transformers.image_utils import PILImageResampling, SizeDict, load_image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
 from helpers import media_files
-from omnistage.models.media import preprocessing
+from omnistage.models.media import terms
 from omnistage.models.media.decoder import MediaDecoder
-from omnistage.models.media.errors import BadMedia
-from omnistage.models.media.preprocessing import PicturePreprocessing
+from omnistage.models.media.terms import BadMedia, PicturePreprocessing
 
 LOSSLESS_AND_NOT: list[tuple[str, dict[str, Any]]] = [
     ("PNG", {}),
@@ -117,12 +116,12 @@ def test_no_picture_grows_beyond_what_is_allowed(most: int, seed: int) -> None:
     """However much longer it is one way than the other; and what is allowed is no less than it needs to be."""
     chance, grown = random.Random(seed), 0
     for factor in (28, 32):
-        least = preprocessing.grown_to(most, factor)
+        least = terms.grown_to(most, factor)
         for _ in range(3000):
             height = int(2 ** chance.uniform(0, 8))
             width = int(height * chance.uniform(1, 200))
             height, width = chance.sample([height, width], 2)
-            rows, columns = preprocessing.smart_resize(height, width, factor, least, most * factor**2)
+            rows, columns = terms.smart_resize(height, width, factor, least, most * factor**2)
             is_grown = round(height / factor) * round(width / factor) * factor**2 < least
             grown = max(grown, rows * columns // factor**2 if is_grown else 0)
     assert most // 2 <= grown <= most
@@ -136,6 +135,6 @@ def test_sizes_are_those_of_the_published_formula(seed: int) -> None:
         sizes = (chance.choice([28, 28, 14, 32]), least, least + chance.choice([784, 1280 * 784, 16384 * 784]))
         if max(height, width) / min(height, width) > 200:
             with pytest.raises(BadMedia, match="200 times longer"):
-                preprocessing.smart_resize(height, width, *sizes)
+                terms.smart_resize(height, width, *sizes)
         else:
-            assert preprocessing.smart_resize(height, width, *sizes) == smart_resize(height, width, *sizes)
+            assert terms.smart_resize(height, width, *sizes) == smart_resize(height, width, *sizes)

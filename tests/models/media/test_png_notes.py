@@ -11,9 +11,7 @@ from PIL import Image
 
 from helpers import media_files, picture_files
 from omnistage.models.media.decoder import MediaDecoder
-from omnistage.models.media.errors import BadMedia
-from omnistage.models.media.limits import MediaLimits
-from omnistage.models.media.preprocessing import PicturePreprocessing
+from omnistage.models.media.terms import BadMedia, MediaLimits, PicturePreprocessing
 
 AS_IT_IS = PicturePreprocessing(factor=1, min_pixels=1, max_pixels=1 << 30)
 XMP = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><d tiff:Orientation="6"/></x:xmpmeta>'

@@ -27,11 +27,9 @@ from helpers.lengths import rounds
 from helpers.processes import wait_end
 from helpers.waiting import turning, until
 from omnistage.models.media import child
-from omnistage.models.media.decoded import DecodedFilm
 from omnistage.models.media.decoder import MediaDecoder
-from omnistage.models.media.errors import BadMedia, DecoderFailed, DecoderFull
-from omnistage.models.media.limits import MediaLimits
-from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing
+from omnistage.models.media.results import DecodedFilm
+from omnistage.models.media.terms import BadMedia, DecoderFailed, DecoderFull, FilmPreprocessing, MediaLimits, PicturePreprocessing
 
 SMALL = PicturePreprocessing(max_pixels=16 * 784)
 LONG = FilmPreprocessing(fps=10, min_pixels=700 * 784, max_pixels=700 * 784, total_pixels=1 << 30)
@@ -367,7 +365,7 @@ TESTS = Path(__file__).parents[2]
 OWNER = """
 import asyncio, sys
 from helpers import media_files
-from omnistage.models.media.preprocessing import FilmPreprocessing
+from omnistage.models.media.terms import FilmPreprocessing
 from omnistage.models.media.decoder import MediaDecoder
 
 async def main():

@@ -15,11 +15,9 @@ from PIL import Image
 
 from helpers import media_files
 from helpers.corpus_films import with_matrix
-from omnistage.models.media.decoded import DecodedFilm
 from omnistage.models.media.decoder import MediaDecoder
-from omnistage.models.media.errors import BadMedia, NoRoom
-from omnistage.models.media.limits import MediaLimits
-from omnistage.models.media.preprocessing import FilmPreprocessing
+from omnistage.models.media.results import DecodedFilm
+from omnistage.models.media.terms import BadMedia, FilmPreprocessing, MediaLimits, NoRoom
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from helpers import media_files
 from omnistage.client.files import FORMATS, SoundEncoder
+from omnistage.models.media.containers import SLACK
 from omnistage.models.media.decoder import MediaDecoder
-from omnistage.models.media.errors import BadMedia
-from omnistage.models.media.joined import joined_sounds
-from omnistage.models.media.limits import MediaLimits
-from omnistage.models.media.wholeness import SLACK
+from omnistage.models.media.sound_files import joined_sounds
+from omnistage.models.media.terms import BadMedia, MediaLimits
 
 RATE_HZ = 16_000
 """The rate of sounds here unless said otherwise, and of the decoded samples: nothing is resampled."""

@@ -11,8 +11,7 @@ from transformers.audio_utils import load_audio
 
 from helpers import media_files
 from omnistage.models.media.decoder import MediaDecoder
-from omnistage.models.media.errors import BadMedia
-from omnistage.models.media.preprocessing import SoundPreprocessing
+from omnistage.models.media.terms import BadMedia, SoundPreprocessing
 
 EXACT = [
     ("WAV", "PCM_16", 16_000, 1),

@@ -20,8 +20,8 @@ from omnistage.connector.arena import Arena
 from omnistage.models.conversation import Streamed
 from omnistage.models.interface import Piece
 from omnistage.models.media.decoder import MediaDecoder
-from omnistage.models.media.preprocessing import FilmPreprocessing
 from omnistage.models.media.spool import Spool
+from omnistage.models.media.terms import FilmPreprocessing
 
 LOOK = """
 import os, sys

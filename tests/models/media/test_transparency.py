@@ -14,7 +14,7 @@ from PIL import Image
 
 from helpers import lengths, media_files, picture_files
 from omnistage.models.media.decoder import MediaDecoder
-from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing
+from omnistage.models.media.terms import FilmPreprocessing, PicturePreprocessing
 
 BACKGROUND = (30, 200, 90)
 AS_IT_IS = PicturePreprocessing(factor=1, min_pixels=1, max_pixels=1 << 30)

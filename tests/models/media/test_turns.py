@@ -8,7 +8,7 @@ import pytest
 
 from helpers.waiting import until
 from omnistage.models.media.decoder import media_places
-from omnistage.models.media.errors import DecoderFull
+from omnistage.models.media.terms import DecoderFull
 from omnistage.models.turns import WaitingPlaces
 
 

@@ -15,8 +15,8 @@ from helpers import lengths, media_files
 from omnistage.models.conversation import Media
 from omnistage.models.encoders.encoder import Features
 from omnistage.models.encoders.reader import FILM_SHARE, rows_of
-from omnistage.models.media.errors import BadMedia, NoRoom
-from omnistage.models.media.process import DecodingProcess
+from omnistage.models.media.decoder import DecodingProcess
+from omnistage.models.media.terms import BadMedia, NoRoom
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.loading import load_thinker
 from omnistage.models.qwen2_5_omni.prompt import lay_out

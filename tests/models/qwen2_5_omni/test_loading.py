@@ -18,7 +18,7 @@ from omnistage.models.checkpoint.files import check_files
 from omnistage.models.encoders.preparing import Spectrograms, read_pictures
 from omnistage.models.encoders.reader import preprocessing_of
 from omnistage.models.encoders.starting import DECODERS, LEAST_MEDIUM_ROWS, MEDIUM_ROWS, PASS_FRAMES, PASS_PATCHES, PASS_SHARE, Sizes
-from omnistage.models.media.preprocessing import PicturePreprocessing
+from omnistage.models.media.terms import PicturePreprocessing
 from omnistage.models.memory import LEAST_CONTEXT, CacheSize, free_bytes, private_bytes
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import AudioConfig, ThinkerConfig, VisionConfig, read_thinker_config

@@ -21,7 +21,7 @@ from omnistage.models.encoders.encoder import Grid, MediumExtent
 from omnistage.models.encoders.preparing import Spectrograms, read_pictures
 from omnistage.models.encoders.reader import preprocessing_of
 from omnistage.models.encoders.starting import MEDIUM_ROWS
-from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, smart_resize
+from omnistage.models.media.terms import FilmPreprocessing, PicturePreprocessing, smart_resize
 from omnistage.models.qwen2_5_omni.audio import rows_of_frames
 from omnistage.models.qwen2_5_omni.config import read_thinker_config
 from omnistage.models.qwen2_5_omni.prompt import lay_out

@@ -14,7 +14,7 @@ from omnistage.models.interface import Profile
 from omnistage.models.speech import code2wav as trial_module
 from omnistage.models.speech.code2wav import SIZES, Trial, try_windows
 from omnistage.models.speech.schedule import Schedule, Window
-from omnistage.models.steps.interface import Aside
+from omnistage.models.steps.loop import Aside
 from omnistage.models.worker import Worker
 
 Job = tuple[str, Window, int]

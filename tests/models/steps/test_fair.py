@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from omnistage.models.steps.fair import Fair, JobWork, TooCostly
+from omnistage.models.steps.orders import Fair, JobWork, TooCostly
 
 T = TypeVar("T", bound=Hashable)
 

@@ -14,10 +14,8 @@ import pytest
 
 from helpers.waiting import until
 from omnistage.models.interface import Batches, Load
-from omnistage.models.steps.fair import Fair, JobWork, TooCostly
-from omnistage.models.steps.interface import Aside
-from omnistage.models.steps.listeners import Listeners
-from omnistage.models.steps.loop import MAX_AHEAD, Loop
+from omnistage.models.steps.loop import MAX_AHEAD, Aside, Loop
+from omnistage.models.steps.orders import Fair, JobWork, Listeners, TooCostly
 from omnistage.models.worker import Worker
 
 LIMIT_S = 60.0

@@ -14,8 +14,7 @@ import pytest
 from helpers.waiting import until
 from omnistage.models.interface import Drawn, EncodedPicture, Preview, StepsDone
 from omnistage.models.steps import session
-from omnistage.models.steps.interface import Aside
-from omnistage.models.steps.loop import MAX_AHEAD
+from omnistage.models.steps.loop import MAX_AHEAD, Aside
 from omnistage.models.steps.session import MAX_UNREAD, Sessions
 from omnistage.models.worker import Worker
 

@@ -1,10 +1,15 @@
-"""A drawing pipeline from a folder that may come from anyone: no code in it is run, and no weight is made up."""
+"""A drawing pipeline from a folder that may come from anyone: no code in it is run, and no weight is made up. Diffusers and Transformers
+load it without a word, because they write their reports to the terminal of the service. Text and pictures for Qwen2.5-VL have a
+processor of our own: that of Transformers needs Torchvision, for films that are not used here."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 import re
+import threading
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,11 +18,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import diffusers
+import diffusers.utils.logging
 import torch
 import transformers
+import transformers.utils.logging
 from safetensors import safe_open
 from transformers.feature_extraction_utils import FeatureExtractionMixin
 from transformers.image_processing_base import ImageProcessingMixin
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from omnistage.models.checkpoint.files import BadCheckpoint, json_object
 from omnistage.models.checkpoint.header import (
@@ -31,8 +39,6 @@ from omnistage.models.checkpoint.header import (
     tell_unread,
     weights_in,
 )
-from omnistage.models.diffusers.processor import SAFE, load_processor
-from omnistage.models.diffusers.quiet import quiet
 
 INDEX = "model_index.json"
 PIPELINES = "diffusers.pipelines"
@@ -341,3 +347,64 @@ def _list_names(names: list[str]) -> str:
 
 def _quote(value: object) -> str:
     return repr(value)[:80]
+
+
+IMAGE_TOKEN = "<|image_pad|>"
+
+SAFE: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+"""Arguments for everything that is loaded from a folder: nothing is fetched, and no code in the folder is run."""
+
+
+class PictureProcessor(transformers.ProcessorMixin):
+    """Qwen2VLProcessor without films: the same tokens, pixels and grids. A picture's token is repeated for each merged patch."""
+
+    return_mm_token_type_ids = True
+
+    def __init__(self, image_processor: Any, tokenizer: Any, chat_template: str | None = None) -> None:
+        self.image_token = IMAGE_TOKEN
+        self.image_token_id = tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
+        super().__init__(image_processor, tokenizer, chat_template=chat_template)  # type: ignore[no-untyped-call]
+
+    def replace_image_token(self, image_inputs: dict[str, Any], image_idx: int, **kwargs: Any) -> str:
+        """The text that stands for the picture of that index. image_inputs: image_grid_thw has frames, height and width in patches."""
+        return IMAGE_TOKEN * int(image_inputs["image_grid_thw"][image_idx].prod() // self.image_processor.merge_size**2)
+
+    @property
+    def model_input_names(self) -> list[str]:
+        return [*super().model_input_names, "mm_token_type_ids"]
+
+
+def load_processor(folder: Path) -> transformers.ProcessorMixin:
+    """The processor of a published folder with preprocessor_config.json and a tokenizer. Raises what Transformers raises."""
+    tokenizer = transformers.Qwen2Tokenizer.from_pretrained(folder, **SAFE)
+    return PictureProcessor(Qwen2VLImageProcessorPil.from_pretrained(folder, **SAFE), tokenizer, chat_template=tokenizer.chat_template)
+
+
+LIBRARIES: tuple[Any, ...] = (diffusers.utils.logging, transformers.utils.logging)
+
+_lock = threading.RLock()
+"""`quiet` changes the state of the process. So do the libraries while they load: the default dtype, and how weights begin."""
+
+
+def silence() -> None:
+    """Silence both libraries for the life of a serving process: their warnings quote requests, whose words belong to the client alone."""
+    for library in LIBRARIES:
+        library.set_verbosity_error()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silences both libraries in this context, which one thread at a time enters; afterwards all settings are as before."""
+    with _lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        before = [(library.get_verbosity(), library.is_progress_bar_enabled()) for library in LIBRARIES]
+        try:
+            for library in LIBRARIES:
+                library.set_verbosity(logging.CRITICAL)
+                library.disable_progress_bar()
+            yield
+        finally:
+            for library, (verbosity, shows_progress) in zip(LIBRARIES, before, strict=True):
+                library.set_verbosity(verbosity)
+                if shows_progress:
+                    library.enable_progress_bar()

@@ -23,16 +23,14 @@ from omnistage.models.checkpoint.files import BadCheckpoint, checkpoint_name
 from omnistage.models.checkpoint.revision import compute_on_thread, revision
 from omnistage.models.conversation import Media
 from omnistage.models.devices import dtype_of, hardware
-from omnistage.models.diffusers.drawing import StepDrawing
-from omnistage.models.diffusers.film_memory import FilmMemory, budget_of
-from omnistage.models.diffusers.films import FilmPainter
-from omnistage.models.diffusers.folder import load_pipeline, read_index, weights_of
+from omnistage.models.diffusers.films import FilmMemory, FilmPainter, budget_of
+from omnistage.models.diffusers.folder import load_pipeline, read_index, silence, weights_of
 from omnistage.models.diffusers.longcat import LongCatEditPainter, LongCatPainter
 from omnistage.models.diffusers.lora import Lora, add_loras, loras_beside, read_loras
-from omnistage.models.diffusers.memory_plan import MemoryPlan
-from omnistage.models.diffusers.model import Artist, DrawnModel
-from omnistage.models.diffusers.options import Defaults, DiffusersOptions
+from omnistage.models.diffusers.model import Artist, DrawnModel, StepDrawing
+from omnistage.models.diffusers.options import Defaults, DiffusersOptions, Vocabulary
 from omnistage.models.diffusers.painter import Painter
+from omnistage.models.diffusers.placement import MemoryPlan, place_pipeline, team_of
 from omnistage.models.diffusers.plan import (
     PNG,
     DrawingLimits,
@@ -43,16 +41,13 @@ from omnistage.models.diffusers.plan import (
     smallest,
     with_guides,
 )
-from omnistage.models.diffusers.quiet import silence
 from omnistage.models.diffusers.qwen_image import (
     QwenImageEditPainter,
     QwenImageEditPlusPainter,
     QwenImageLayeredPainter,
     QwenImagePainter,
 )
-from omnistage.models.diffusers.spread import place_pipeline, team_of
 from omnistage.models.diffusers.stable_audio import StableAudioPainter
-from omnistage.models.diffusers.vocabulary import Vocabulary
 from omnistage.models.diffusers.wan import WanPainter
 from omnistage.models.diffusers.whole import WholeDrawing
 from omnistage.models.diffusers.z_image import ZImagePainter

@@ -1,13 +1,19 @@
-"""LongCat-Image: pictures from words, in English and Chinese; and from words and one picture (Edit)."""
+"""LongCat-Image: pictures from words, in English and Chinese; and from words and one picture (Edit).
+
+The quoted parts of a prompt are read letter by letter, because they shall be written in the picture. `split_quotation` replaces the
+function of the same name in Diffusers. That function puts each word with an apostrophe aside under a name that is part of the next
+word's name: it turns "it's a dog that doesn't bark" into "it's a dog that it'sit's bark", in an order that differs between processes,
+and 800 such words take it five seconds. For a text with at most one such word both functions agree."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,9 +27,26 @@ from omnistage.models.diffusers.own_options import Range
 from omnistage.models.diffusers.painter import BatchRow, Canvas, Conditions, Painter, linear_shift, with_images
 from omnistage.models.diffusers.pictures import PicturePainter
 from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan
-from omnistage.models.diffusers.quotation import mend, split_quotation
-from omnistage.models.diffusers.sampler import min_steps
-from omnistage.models.diffusers.stepcache import StepCache
+from omnistage.models.diffusers.sampling import StepCache, min_steps
+
+WITH_APOSTROPHE = re.compile(r"[a-zA-Z]+'[a-zA-Z]+")
+QUOTED = re.compile("('[^']*?'|\"[^\"]*?\"|‘[^‘’]*?’|“[^“”]*?”)")
+PRIVATE = range(0xF0000, 0xFFFFE)
+"""Characters without a meaning, more than a prompt can have, so that one of them is free to stand for an apostrophe."""
+
+
+def split_quotation(prompt: str) -> list[tuple[str, bool]]:
+    """All of a prompt in pieces, each with a flag: whether it is quoted. Quotation marks are part of their piece."""
+    aside = next(chr(code) for code in PRIVATE if chr(code) not in prompt)
+    masked_prompt = WITH_APOSTROPHE.sub(lambda word: word[0].replace("'", aside), prompt)
+    return [(part.replace(aside, "'"), bool(place % 2)) for place, part in enumerate(QUOTED.split(masked_prompt)) if part]
+
+
+def mend(*modules: Any) -> None:
+    """Make modules of Diffusers use `split_quotation`."""
+    for module in modules:
+        module.split_quotation = split_quotation
+
 
 mend(pipeline_longcat_image, pipeline_longcat_image_edit)
 

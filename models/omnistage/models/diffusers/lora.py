@@ -22,7 +22,7 @@ from safetensors import safe_open
 
 from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.checkpoint.header import check_finite, check_unpacked, weights_in
-from omnistage.models.diffusers.quiet import quiet
+from omnistage.models.diffusers.folder import quiet
 from omnistage.models.reports import LoadError
 
 MOST = 16

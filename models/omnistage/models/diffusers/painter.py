@@ -25,14 +25,22 @@ from torch import Tensor
 from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.diffusers.options import Defaults
 from omnistage.models.diffusers.own_options import Range, own_options
+from omnistage.models.diffusers.placement import is_spread
 from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan, EditedPicture
-from omnistage.models.diffusers.sampler import Memory, PictureSampler, SamplerState, check_scheduler, memory_of, tried_steps
-from omnistage.models.diffusers.spread import is_spread
-from omnistage.models.diffusers.stepcache import Residuals, StepCache
+from omnistage.models.diffusers.sampling import (
+    Memory,
+    PictureSampler,
+    Residuals,
+    SamplerState,
+    StepCache,
+    check_scheduler,
+    memory_of,
+    tried_steps,
+)
 from omnistage.models.interface import BadRequest, Failed, Preview, Wanted
-from omnistage.models.media.errors import BadMedia
+from omnistage.models.media.terms import BadMedia
 from omnistage.models.memory import TensorCache
-from omnistage.models.steps.product import Product
+from omnistage.models.steps.session import Product
 
 CUT = "max_sequence_length"
 """An option of some pipelines: the number of tokens of a prompt that are drawn."""

@@ -1,7 +1,15 @@
-"""Pictures as the product of a drawing: their ports, previews, and the way from latents to files and rows."""
+"""Pictures as the product of a drawing: their ports, their previews, and the way from latents to rows, and to files that contain the
+parameters that they were drawn from.
+
+**Previews** are pictures of an unfinished drawing, made without the VAE. A preview shows the estimate x0 = x - sigma v of the picture
+without its noise, not the noisy latents, which stay noise through any map until the last steps. Each place of the latents becomes one
+pixel by a linear map, which is fitted to the pictures that were served: latents in, mean colours of the pixels under them out. Until
+there is one picture the VAE decodes the estimate, which costs as much as a picture."""
 
 from __future__ import annotations
 
+import io
+import json
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
@@ -9,13 +17,13 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from PIL import Image as pillow
+from PIL import PngImagePlugin
 from PIL.Image import Image, Resampling
 from torch import Tensor
 
-from omnistage.models.diffusers.output import encode_picture, parameters
 from omnistage.models.diffusers.painter import Canvas, Painter
-from omnistage.models.diffusers.plan import MEDIA_TYPES, DrawingPlan
-from omnistage.models.diffusers.previews import LinearMap, is_due, resize_preview
+from omnistage.models.diffusers.plan import JPEG, MEDIA_TYPES, PNG, WEBP, DrawingPlan
 from omnistage.models.interface import (
     Array,
     BadRequest,
@@ -189,3 +197,146 @@ def _pixels(image: Image) -> Array:
     """The pixels as rows: [height * width, samples], uint8."""
     pixels = np.asarray(image)
     return pixels.reshape(-1, pixels.shape[-1])
+
+
+RIDGE = 1e-3
+"""Added to the squares, because a map cannot be fitted to the latents of one flat picture alone."""
+MEMORY = 0.9
+"""The weight of all earlier pictures, compared with the newest picture."""
+SIDE = 256
+"""Pixels of the longer side of a preview if none is asked for; never more than the picture's."""
+
+
+class LinearMap:
+    """A linear map from latents to colours, by least squares over the pictures that were drawn."""
+
+    def __init__(self) -> None:
+        self._squares: Tensor | None = None
+        self._products: Tensor | None = None
+        self._map: Tensor | None = None
+
+    @property
+    def is_fitted(self) -> bool:
+        return self._map is not None
+
+    def fit(self, grid: Tensor, image: Image) -> None:
+        """Learn from a grid of latents, [channels, height, width], and the picture that the VAE made of it."""
+        channels, height, width = grid.shape
+        small = image.resize((width, height), pillow.Resampling.BOX)
+        colours = torch.from_numpy(np.asarray(small, dtype=np.float64).reshape(height * width, -1) / 255)
+        rows = _with_one(grid)
+        squares, products = rows.T @ rows / len(rows), rows.T @ colours / len(rows)
+        if self._squares is not None and self._products is not None and self._products.shape == products.shape:
+            squares, products = MEMORY * self._squares + squares, MEMORY * self._products + products
+        self._squares, self._products = squares, products
+        self._map = torch.linalg.solve(squares + RIDGE * torch.eye(channels + 1, dtype=torch.float64), products)
+
+    def show(self, grid: Tensor) -> Image:
+        """The preview of a grid of latents, [channels, height, width], with one pixel for each place."""
+        assert self._map is not None
+        _, height, width = grid.shape
+        colours = (_with_one(grid) @ self._map).clamp(0, 1).mul(255).round().to(torch.uint8)
+        return pillow.fromarray(colours.reshape(height, width, -1).numpy())
+
+
+def _with_one(grid: Tensor) -> Tensor:
+    """The latents as rows with a 1 at the end, so that the map can add a constant: [places, channels + 1] in float64."""
+    places = grid.flatten(1).T.double().cpu()
+    return torch.cat([places, torch.ones(len(places), 1, dtype=torch.float64)], dim=1)
+
+
+def resize_preview(image: Image, side: int, width: int, height: int) -> Image:
+    """The preview, resized so that its longer side is `side`, or SIDE for 0, but no longer than the picture's own."""
+    longest = min(side or SIDE, max(width, height))
+    scale = longest / max(width, height)
+    return image.resize((max(round(width * scale), 1), max(round(height * scale), 1)), pillow.Resampling.BICUBIC)
+
+
+def is_due(step: int, steps: int, previews: int) -> bool:
+    """Whether a preview is shown after this step. previews: their number. Each comes in the middle of its share of the steps before the
+    last; the last step shows none, as the picture itself follows."""
+    max_step = steps - 1
+    shown = min(previews, max_step)
+    return step <= max_step and (2 * step * shown + max_step) // (2 * max_step) > (2 * (step - 1) * shown + max_step) // (2 * max_step)
+
+
+KEY = "parameters"
+"""The keyword of a PNG's text chunk, under which people look for the parameters."""
+DESCRIPTION = 0x010E
+"""EXIF's ImageDescription, for the formats that have no such chunk."""
+MOST_SAID = 60_000
+"""The limit of bytes of the parameters in EXIF, all of them ASCII."""
+SHORT = 2000
+"""Characters that stay of a prompt that is too long: at most 12 bytes each."""
+QUALITY = 92
+FASTER = 4
+"""zlib's level: at 6 a PNG takes twice as long and is hardly smaller."""
+
+
+def parameters(plan: DrawingPlan, number: int, model: str, reused: int = 0, largest: float = 0.0) -> str:
+    """The parameters of the picture with that number, as JSON: with them, and the pictures that it was drawn from, the same model draws it
+    again. In the JSON, images are SHA-256 of files, and backgrounds are colours, empty for the usual. reused, largest: see Residuals."""
+    backgrounds = [f"#{bytes(source.background).hex()}" if source.background else "" for source in plan.sources]
+    fields = {
+        "prompt": plan.prompt,
+        "negative_prompt": plan.negative,
+        "width": plan.width,
+        "height": plan.height,
+        "steps": plan.steps,
+        "guidance_scale": plan.guidance,
+        "seed": plan.seed_of(number),
+        "layers": plan.layers,
+        "images": [source.digest.hex() for source in plan.sources],
+        "backgrounds": backgrounds if any(backgrounds) else [],
+        "step_cache": plan.step_cache,
+        "sigmas": plan.sigmas,
+        "strength": plan.strength,
+        "mask_image": plan.mask and plan.mask.digest.hex(),
+        "control_image": plan.control and plan.control.digest.hex(),
+        "options": dict(plan.options),
+        "steps_reused": reused,
+        "largest_change_reused": round(largest, 4),
+        "model": model,
+    }
+    return json.dumps(
+        {key: value for key, value in fields.items() if value not in (None, 0, [], (), {}) or key in ("seed", "guidance_scale")}
+    )
+
+
+def encode_picture(image: Image, media_type: str, parameter_text: str = "") -> bytes:
+    """The bytes of a picture's file. JPEG has no transparency: transparent pixels become white. parameter_text: see `parameters`."""
+    file = io.BytesIO()
+    if media_type == PNG:
+        text = PngImagePlugin.PngInfo()
+        if parameter_text:
+            text.add_itxt(KEY, parameter_text)
+        image.save(file, "PNG", pnginfo=text, compress_level=FASTER)
+        return file.getvalue()
+    exif = pillow.Exif()
+    if parameter_text:
+        exif[DESCRIPTION] = _short(parameter_text)
+    if media_type == JPEG:
+        _opaque(image).save(file, "JPEG", quality=QUALITY, exif=exif)
+    elif media_type == WEBP:
+        image.save(file, "WEBP", quality=QUALITY, exif=exif)
+    else:
+        raise ValueError(f"no pictures of type {media_type!r}")
+    return file.getvalue()
+
+
+def _short(parameter_text: str) -> str:
+    """The parameters (JSON), with the prompts cut short if the text would not fit into EXIF, which has 64 KiB."""
+    if len(parameter_text) <= MOST_SAID:
+        return parameter_text
+    values = json.loads(parameter_text)
+    words = {key: f"{values[key][:SHORT]}..." for key in ("prompt", "negative_prompt") if len(values.get(key, "")) > SHORT}
+    return json.dumps({**values, **words})
+
+
+def _opaque(image: Image) -> Image:
+    """The picture in RGB, on white where it is transparent."""
+    if image.mode != "RGBA":
+        return image.convert("RGB")
+    white = pillow.new("RGB", image.size, "white")
+    white.paste(image, mask=image.getchannel("A"))
+    return white

@@ -19,8 +19,7 @@ from omnistage.models.diffusers.own_options import Range
 from omnistage.models.diffusers.painter import CUT, BatchRow, Canvas, Conditions, Painter, linear_shift, pad_texts, with_images
 from omnistage.models.diffusers.pictures import PicturePainter
 from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan, in_shape
-from omnistage.models.diffusers.sampler import min_steps
-from omnistage.models.diffusers.stepcache import StepCache
+from omnistage.models.diffusers.sampling import StepCache, min_steps
 
 MOST_TOKENS = 1024
 """The limit of tokens of a prompt, without its template. A drawing may get less, see DrawingLimits.prompt_tokens."""

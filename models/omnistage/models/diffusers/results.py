@@ -13,8 +13,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from omnistage.models.diffusers.films import VIDEO, Clips, check_film
-from omnistage.models.diffusers.output import encode_picture, parameters
-from omnistage.models.diffusers.pictures import IMAGE, check_kind
+from omnistage.models.diffusers.pictures import IMAGE, check_kind, encode_picture, parameters
 from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan
 from omnistage.models.diffusers.sounds import AUDIO, check_sound
 from omnistage.models.interface import (
@@ -30,7 +29,7 @@ from omnistage.models.interface import (
 )
 from omnistage.models.media.film_file import Track
 from omnistage.models.reports import LoadError
-from omnistage.models.steps.product import Product
+from omnistage.models.steps.session import Product
 
 COUNTS = ("num_frames", "video_length")
 """The first of these that a pipeline has is the number of its film's frames."""

@@ -19,9 +19,8 @@ from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.diffusers.own_options import Range
 from omnistage.models.diffusers.painter import BatchRow, Canvas, Conditions
 from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan
-from omnistage.models.diffusers.sampler import min_steps
+from omnistage.models.diffusers.sampling import StepCache, min_steps
 from omnistage.models.diffusers.sounds import SoundPainter, Upsampling
-from omnistage.models.diffusers.stepcache import StepCache
 
 USUAL_S = 10.0
 """Usual seconds of a model that can make more: the pipeline always makes the longest sound, which is slow."""

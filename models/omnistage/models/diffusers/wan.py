@@ -25,14 +25,13 @@ from torch import Tensor
 
 from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.diffusers.films import FilmPainter, decode_frames
-from omnistage.models.diffusers.memory_plan import is_tiled
 from omnistage.models.diffusers.own_options import Range
 from omnistage.models.diffusers.painter import CUT, BatchRow, Canvas, Conditions
+from omnistage.models.diffusers.placement import is_tiled
 from omnistage.models.diffusers.plan import MAX_SIDE, DrawingLimits, DrawingPlan, EditedPicture, in_shape
-from omnistage.models.diffusers.sampler import min_steps
-from omnistage.models.diffusers.stepcache import StepCache
+from omnistage.models.diffusers.sampling import StepCache, min_steps
 from omnistage.models.interface import BadRequest
-from omnistage.models.media.errors import BadMedia
+from omnistage.models.media.terms import BadMedia
 
 MOST_TOKENS = 512
 RATE_HZ, EXPANDED_RATE_HZ = 16.0, 24.0

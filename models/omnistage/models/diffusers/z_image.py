@@ -12,8 +12,7 @@ from omnistage.models.diffusers.own_options import Range
 from omnistage.models.diffusers.painter import CUT, BatchRow, Canvas, Conditions, linear_shift
 from omnistage.models.diffusers.pictures import PicturePainter
 from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan
-from omnistage.models.diffusers.sampler import min_steps
-from omnistage.models.diffusers.stepcache import StepCache
+from omnistage.models.diffusers.sampling import StepCache, min_steps
 
 MOST_TOKENS = 512
 """The limit of tokens of a prompt with its template, as in the pipeline."""

@@ -35,12 +35,13 @@ from omnistage.models.encoders.encoder import (
     patches_of,
 )
 from omnistage.models.encoders.preparing import FILM_RATE_HZ, PictureSettings, Spectrograms
-from omnistage.models.media.decoded import DecodedSound
 from omnistage.models.media.decoder import MediaDecoder, Source, media_places
-from omnistage.models.media.errors import BadMedia, NoRoom
-from omnistage.models.media.preprocessing import (
+from omnistage.models.media.results import DecodedSound
+from omnistage.models.media.terms import (
+    BadMedia,
     Colour,
     FilmPreprocessing,
+    NoRoom,
     PicturePreprocessing,
     Preprocessing,
     SoundPreprocessing,

@@ -21,8 +21,8 @@ from omnistage.models.encoders.reader import RequestMedium
 from omnistage.models.encoders.starting import Ready
 from omnistage.models.interface import Array, BadRequest, Failed, Full, Load, Piece, TensorRows, TextRequest, Wanted
 from omnistage.models.media.decoder import Source
-from omnistage.models.media.errors import BadMedia, DecoderBroken, DecoderFailed, DecoderFull
 from omnistage.models.media.spool import Files, Spool, Spooled
+from omnistage.models.media.terms import BadMedia, DecoderBroken, DecoderFailed, DecoderFull
 from omnistage.models.requests import check_place, refuse_unfit
 from omnistage.models.speech.talker import HIDDEN, PLACES, PROMPT
 from omnistage.models.text.answer import AnswerAssembler

@@ -1,9 +1,8 @@
 """The process that decodes: `python -m omnistage.models.media.child DESCRIPTOR PARENT LIMITS`.
 
 It gets one medium after another on a socket of packets: the request as JSON, with descriptors of the file and of an empty file for the
-result. It says that it has taken the medium, decodes it, and answers in JSON. It ends when its parent ends or closes the socket, when
-memory is short, or when a medium takes more processor time than a medium of its size may take.
-"""
+result. It says that it has taken the medium, decodes it, and answers in JSON; for a file of another kind, with advice. It ends when its
+parent ends or closes the socket, when memory is short, or when a medium takes more processor time than a medium of its size may take."""
 
 from __future__ import annotations
 
@@ -25,15 +24,44 @@ from typing import Any, BinaryIO
 import av
 from PIL import AvifImagePlugin, Image, ImageCms
 
-from omnistage.models.media import faults, films, pictures, sounds
+from omnistage.models.media import confinement, containers, films, pictures, sounds
 from omnistage.models.media.confinement import confine
-from omnistage.models.media.errors import BadMedia, NoRoom, UnknownFormat
-from omnistage.models.media.formats import advice
-from omnistage.models.media.limits import MediaLimits
-from omnistage.models.media.output import BoundedFile
-from omnistage.models.media.png_notes import read_few_notes
-from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, SoundPreprocessing
-from omnistage.models.media.wholeness import check_whole
+from omnistage.models.media.containers import check_whole
+from omnistage.models.media.hidden_work import read_few_notes
+from omnistage.models.media.results import BoundedFile
+from omnistage.models.media.terms import (
+    BadMedia,
+    FilmPreprocessing,
+    MediaLimits,
+    NoRoom,
+    PicturePreprocessing,
+    SoundPreprocessing,
+    UnknownFormat,
+)
+
+HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+AVIF_BRANDS = (b"avif", b"avis")
+
+
+def advice(file: BinaryIO, limits: MediaLimits) -> str | None:
+    """The format of a file that was sent as another kind, and how to send it; None if its format is not found."""
+    file.seek(0)
+    head = file.read(12)
+    if head[4:8] == b"ftyp" and head[8:] in HEIF_BRANDS:
+        return "it is a picture in HEIF, which is not known here: convert it to JPEG"
+    is_avif = head[4:8] == b"ftyp" and head[8:] in AVIF_BRANDS
+    if (picture := pictures.open_picture(file)) is not None:
+        with picture:
+            return f"it is a picture ({picture.format}): send it as image/*"
+    if is_avif:
+        return "it is a picture in AVIF that is damaged: send all of it, or encode it anew"
+    if (container := containers.open_container(file, limits)) is not None:
+        with container:
+            if containers.video_stream(container) is not None:
+                return f"it is a film ({container.format.name}): send it as video/*"
+            return f"it is a sound ({container.format.name}): send it as audio/*"
+    return None
+
 
 PR_SET_PDEATHSIG = 1
 OUT_OF_MEMORY = errno.ENOMEM
@@ -82,13 +110,13 @@ def answer(request: dict[str, Any], file: BinaryIO, output: BoundedFile, limits:
     except BadMedia as error:
         return {"bad": str(error)}
     except Exception as error:  # a decoder may raise anything for damaged bytes, so unknown errors count as damage
-        if faults.is_memory(error):
+        if confinement.is_memory(error):
             os._exit(OUT_OF_MEMORY)  # only the end of the process frees the memory that a failed library holds
-        if faults.is_shortage(error):
-            return {"short": faults.describe_error(error)}
-        if faults.is_refusal(error):
-            return {"broken": faults.describe_error(error)}
-        return {"bad": f"it is damaged ({faults.words(error)}): send all of it, or encode it anew"}
+        if confinement.is_shortage(error):
+            return {"short": confinement.describe_error(error)}
+        if confinement.is_refusal(error):
+            return {"broken": confinement.describe_error(error)}
+        return {"bad": f"it is damaged ({confinement.damage_text(error)}): send all of it, or encode it anew"}
 
 
 def _decode(kind: str, ask: dict[str, Any], file: BinaryIO, output: BoundedFile, limits: MediaLimits) -> dict[str, Any]:

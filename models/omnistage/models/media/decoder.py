@@ -1,13 +1,16 @@
-"""Media decoded for a stage, by processes that may die without it."""
+"""Media decoded for a stage, by processes that may die without it. `MediaDecoder` hands them media in turn; a `DecodingProcess` is one of
+them, as its parent sees it, and `child` is what runs in it."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import json
 import math
 import mmap
 import os
+import signal
 import stat
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
@@ -18,13 +21,21 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from omnistage.models.helper_process import NotTaken
-from omnistage.models.media.decoded import DecodedFilm, DecodedPicture, DecodedSound
-from omnistage.models.media.errors import BadMedia, DecoderBroken, DecoderFailed, DecoderFull, NoRoom
-from omnistage.models.media.limits import MediaLimits
-from omnistage.models.media.output import SEALS, align
-from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, Preprocessing, SoundPreprocessing
-from omnistage.models.media.process import DecodingProcess
+from omnistage.models.helper_process import HelperProcess, NotTaken
+from omnistage.models.media.results import SEALS, DecodedFilm, DecodedPicture, DecodedSound, align
+from omnistage.models.media.terms import (
+    BadMedia,
+    DecoderBroken,
+    DecoderFailed,
+    DecoderFull,
+    FilmPreprocessing,
+    MediaLimits,
+    NoRoom,
+    PicturePreprocessing,
+    Preprocessing,
+    SoundPreprocessing,
+)
+from omnistage.models.reports import bytes_told
 from omnistage.models.turns import WaitingPlaces
 
 log = structlog.get_logger(__name__)
@@ -272,3 +283,59 @@ def _seconds(length: float) -> float:
     if not 0 < length < math.inf:
         raise ValueError(f"{length} s is no length")
     return float(length)
+
+
+log = structlog.get_logger(__name__)
+
+OUT_OF_MEMORY = errno.ENOMEM
+"""The exit status of a process whose memory is short; child.py, which loads only modules that decoding needs, has the same."""
+
+TIME_IS_UP = signal.SIGPROF
+"""The signal that ends the process when it has used the processor time that its medium may have."""
+
+LIFE = 200
+"""The number of media after which a process is replaced: the memory that libraries leak is freed with it."""
+
+UNCONFINED = b"unconfined"
+"""The word that the process sends in place of "ready" if the kernel has no filter of calls; child.py has the same."""
+
+
+class DecodingProcess(HelperProcess):
+    """A process that decodes one medium at a time. It starts at once, and `decode` waits until it is ready. Call `end` in every case."""
+
+    def __init__(self, limits: MediaLimits) -> None:
+        self._is_seen_ready = False
+        self._decoded = 0  # Number of media.
+        self._memory_bytes = limits.memory_bytes
+        super().__init__("omnistage.models.media.child", [json.dumps(asdict(limits))], "decodes media")
+
+    def is_spent(self) -> bool:
+        """Whether another process is to decode the next medium."""
+        return self._decoded >= LIFE
+
+    async def decode(self, request: dict[str, Any], file: int, result: int, limit_s: float) -> bytes:
+        """Decode one medium. file, result: descriptors to read from and to write into. Returns the answer, as JSON. Raises NotTaken if the
+        process ends or is too slow before it takes the medium, else BadMedia; after these or a cancellation, end the process."""
+        if await self.wait_ready() == UNCONFINED and not self._is_seen_ready:
+            log.warning("media.unconfined", pid=self.pid)
+        self._is_seen_ready = True
+        await self.send(json.dumps(request | {"limit_s": limit_s}).encode(), file, result)
+        try:
+            async with asyncio.timeout(limit_s):
+                answer = await self.receive()
+        except TimeoutError:
+            raise BadMedia(f"decoding it takes longer than {limit_s:g} s: send a part of it, or a smaller one") from None
+        if not answer:
+            await self.kill()
+            raise BadMedia(self._fault())
+        self._decoded += 1
+        return answer
+
+    def _fault(self) -> str:
+        """The text of the error for a medium whose process has ended."""
+        match self.status():
+            case status if status == OUT_OF_MEMORY:
+                return f"decoding it takes more memory than the {bytes_told(self._memory_bytes)} there are: send a smaller one"
+            case status if status == -TIME_IS_UP:
+                return "decoding it takes longer than any of its size should: encode it anew, or send a part of it"
+        return f"decoding it ended the process that does it ({self.death()}): it is damaged or too large, encode it anew"

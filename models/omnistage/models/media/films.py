@@ -1,24 +1,38 @@
 """A film decoded by FFmpeg. The file is read once for the times of its frames, which headers state wrongly or not at all, then decoded
-frame by frame.
+frame by frame. Runs in the decoding process.
 
 From a film with an even rate the frames with the numbers of `sample_frames` are taken, in the order in which they are shown. From other
-films those frames are taken that are shown at the same number of evenly spaced moments.
-"""
+films those frames are taken that are shown at the same number of evenly spaced moments. A frame is shown upright, as wide as it is meant
+to be, and on a ground where it is transparent, by what the container states, which is read as FFmpeg's command and players do."""
 
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, BinaryIO
 
-from omnistage.models.media import containers, display, sounds
-from omnistage.models.media.errors import BadMedia, UnknownFormat
-from omnistage.models.media.limits import MediaLimits
-from omnistage.models.media.output import BoundedFile
-from omnistage.models.media.pictures import resize_picture
-from omnistage.models.media.preprocessing import FilmPreprocessing, check_room, ground, sample_frames, smart_resize
+import numpy as np
+from av.sidedata.sidedata import Type
+from numpy.typing import NDArray
+from PIL import Image
+
+from omnistage.models.media import containers, sounds
+from omnistage.models.media.pictures import lay_on_ground, resize_picture
+from omnistage.models.media.results import BoundedFile
+from omnistage.models.media.terms import (
+    BadMedia,
+    Colour,
+    FilmPreprocessing,
+    MediaLimits,
+    UnknownFormat,
+    check_room,
+    ground,
+    sample_frames,
+    smart_resize,
+)
 
 USUAL_RATE_HZ = 25.0
 """The rate of frames if a file says nothing about time."""
@@ -80,7 +94,7 @@ def decode(file: BinaryIO, ask: FilmPreprocessing, limits: MediaLimits, output: 
         begin_s = begin_s if heard_at is None else min(begin_s, heard_at)
         lasting = _shown_from(times, begin_s, limits)
         # A file need not state its size: then the fewest possible tokens are assumed.
-        height, width = stream.height or 1, round((stream.width or 1) * display.pixel_aspect(stream)) or 1
+        height, width = stream.height or 1, round((stream.width or 1) * pixel_aspect(stream)) or 1
         sound_s = max(times.sound_end_s - begin_s, 0.0) if ask.use_audio else 0.0
         ask = ask.fitting(height, width, sound_s)
         plan = plan_frames(lasting, times.unit, times.rate_hz, ask)
@@ -90,7 +104,7 @@ def decode(file: BinaryIO, ask: FilmPreprocessing, limits: MediaLimits, output: 
         containers.checked_decoder(stream, containers.VIDEO_DECODERS, limits)
         sound_stream = containers.sound_stream(container) if ask.use_audio else None
         decoded = _decode_frames(container, stream, sound_stream, None if times.told else times.shown)
-        shape = _put_frames(_frames_at(decoded, plan.moments), display.pixel_aspect(stream), len(plan.moments), ask, limits, output)
+        shape = _put_frames(_frames_at(decoded, plan.moments), pixel_aspect(stream), len(plan.moments), ask, limits, output)
     if heard_at is None:
         return FilmSamples(shape, plan.frame_s, 0)
     with _open(file, limits) as container:
@@ -228,7 +242,7 @@ def _put_frames(
     height = width = 0
     for frame in shown:
         _check_pixels(frame.width, frame.height, limits)
-        picture, size = display.picture(frame, aspect, ground(ask.background))
+        picture, size = shown_picture(frame, aspect, ground(ask.background))
         if not height:
             height, width = smart_resize(*size, ask.factor, ask.min_pixels, ask.frame_pixels(count))
             output.expect(count * height * width * 3)
@@ -251,3 +265,54 @@ def _check_frames(frames: int, limits: MediaLimits) -> None:
 def _check_seconds(seconds: float, limits: MediaLimits) -> None:
     if seconds > limits.film_s:
         raise BadMedia(f"it lasts {seconds:.0f} s or more, and at most {limits.film_s:g} s may be: send a part of it")
+
+
+LEAST_TURN = math.tan(math.radians(1.0))
+"""The tangent of one degree. A smaller rotation is ignored: the camera was held a little askew."""
+
+FINEST_ASPECT = 200
+"""The largest ratio of the sides of a pixel: a larger ratio in a file is a mistake."""
+
+
+def pixel_aspect(stream: Any) -> float:
+    """The width of a shown pixel divided by its height; 1 if the film states no such number, or an impossible one."""
+    aspect = float(stream.sample_aspect_ratio or 1)
+    return aspect if 1 / FINEST_ASPECT <= aspect <= FINEST_ASPECT else 1.0
+
+
+def shown_picture(frame: Any, aspect: float, background: Colour) -> tuple[Image.Image, tuple[int, int]]:
+    """The frame's stored pixels, turned upright, and the height and width at which to show them. aspect: width of a shown pixel divided
+    by its height. background: the colour under transparent pixels."""
+    pixels = _lay_on(frame, background)
+    shown = pixels.shape[0], max(round(pixels.shape[1] * aspect), 1)
+    across, along = _matrix(frame)
+    if abs(across[1]) <= LEAST_TURN * abs(across[0]) and abs(along[0]) <= LEAST_TURN * abs(along[1]):
+        return Image.fromarray(_flip(pixels, along[1], across[0])), shown
+    if abs(across[0]) <= LEAST_TURN * abs(across[1]) and abs(along[1]) <= LEAST_TURN * abs(along[0]):
+        return Image.fromarray(_flip(pixels.swapaxes(0, 1), across[1], along[0])), shown[::-1]
+    clockwise = math.degrees(math.atan2(across[1] / math.hypot(across[1], along[1]), across[0] / math.hypot(across[0], along[0])))
+    return Image.fromarray(pixels).rotate(-clockwise, Image.Resampling.BILINEAR), shown
+
+
+def _matrix(frame: Any) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The directions of one step across the stored picture and of one step down, each as (right, down) in the shown picture."""
+    side_entry = frame.side_data.get(Type.DISPLAYMATRIX)
+    if side_entry is None:
+        return (1, 0), (0, 1)
+    a, b, _, c, d, *_ = (int(value) for value in np.frombuffer(bytes(side_entry), np.int32))
+    if not (a or c) or not (b or d):
+        return (1, 0), (0, 1)  # all pixels on one line, which nobody means
+    return (a, b), (c, d)
+
+
+def _flip(pixels: NDArray[np.uint8], down: int, right: int) -> NDArray[np.uint8]:
+    """The pixels, upside down if `down` is negative, and mirrored if `right` is negative."""
+    return np.ascontiguousarray(pixels[:: -1 if down < 0 else 1, :: -1 if right < 0 else 1])
+
+
+def _lay_on(frame: Any, background: Colour) -> NDArray[np.uint8]:
+    """The frame's pixels in RGB, [height, width, 3]; transparent pixels lie on the background."""
+    if not (frame.format.has_palette or any(component.is_alpha for component in frame.format.components)):
+        return np.asarray(frame.to_ndarray(format="rgb24", threads=1))
+    rgba = Image.fromarray(frame.to_ndarray(format="rgba", threads=1))
+    return np.asarray(lay_on_ground(rgba.convert("RGB"), rgba.getchannel("A"), background))

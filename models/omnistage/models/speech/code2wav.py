@@ -22,8 +22,7 @@ from omnistage.models.options import LoadOptions
 from omnistage.models.reports import bytes_told
 from omnistage.models.speech.pace import WORTH, computing_s, speakers_text
 from omnistage.models.speech.schedule import Schedule, Window
-from omnistage.models.steps.interface import Aside
-from omnistage.models.steps.loop import Loop
+from omnistage.models.steps.loop import Aside, Loop
 from omnistage.models.worker import Worker
 
 AUDIO = "audio"

@@ -2,26 +2,24 @@
 
     job --step, take--> a step further: progress, previews --> ... --decode--> pieces
 
-Sessions stand above the loop, for which a session is a job like any other: its steps come first, and then each decoded piece is a step. A
-reader that does not read holds up only its own session.
+Sessions stand above the loop, for which a session is a job like any other: its steps come first, and then each decoded piece is a step.
+A reader that does not read holds up only its own session.
 
-Between two pieces a decoder may hold gigabytes, such as what it remembers of earlier frames. So only as many of these decode at a time as
-there is memory for, and they do not wait for their readers: the pieces are smaller than what would be held until they are read.
-"""
+Between two pieces a decoder may hold gigabytes, such as what it remembers of earlier frames. So only as many of these decode at a time
+as there is memory for, and they do not wait for their readers: the pieces are smaller than what would be held until they are read."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Generator, Hashable, Sequence
+from collections.abc import AsyncGenerator, Generator, Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
-from omnistage.models.interface import Clip, Drawn, EncodedPicture, Load, StepsDone, TensorRows
-from omnistage.models.steps.fair import Fair, JobWork
-from omnistage.models.steps.interface import Aside, Steps, StepWorker
-from omnistage.models.steps.loop import Loop
+from omnistage.models.interface import Clip, Drawn, DrawRequest, EncodedPicture, Load, PortSpec, StepsDone, TensorRows, Wanted
+from omnistage.models.steps.loop import Aside, Loop, Steps, StepWorker
+from omnistage.models.steps.orders import Fair, JobWork
 
 J = TypeVar("J")
 Job = TypeVar("Job", contravariant=True)
@@ -221,3 +219,24 @@ class Sessions(Generic[J]):
         if session.decoding is not None:
             session.decoding.close()
         self._drawing.give_up(session.job)
+
+
+Plan = TypeVar("Plan", contravariant=True)
+Latents = TypeVar("Latents", contravariant=True)
+
+
+class Product(Protocol[Plan, Latents]):
+    """The product of one model. A plan is what the model made of a request; latents are what all steps made of a plan."""
+
+    @property
+    def ports(self) -> tuple[PortSpec, ...]:
+        """The ports of the product."""
+
+    def check(self, request: DrawRequest) -> None:
+        """Raises BadRequest for a request that the product cannot meet, before any step."""
+
+    def items(self, plan: Plan) -> Mapping[str, int]:
+        """How many items of the whole plan come on each port."""
+
+    def decode(self, plan: Plan, latents: Latents, ports: Wanted) -> Generator[Drawn, None, None]:
+        """The pieces from the wanted items on, each small enough to be made in one step."""

@@ -30,7 +30,7 @@ from omnistage.models.interface import (
 )
 from omnistage.models.options import LoadOptions, check_counts, validate_options
 from omnistage.models.requests import check_medium, check_plain_drawing
-from omnistage.models.steps.interface import Aside
+from omnistage.models.steps.loop import Aside
 from omnistage.models.steps.session import Sessions
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import Unreadable, pixels_of, png

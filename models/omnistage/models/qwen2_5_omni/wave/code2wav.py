@@ -20,8 +20,8 @@ from omnistage.models.requests import choose_voice
 from omnistage.models.speech.code2wav import AUDIO, Trial, WindowedCode2Wav
 from omnistage.models.speech.pace import Arrivals, Forecast, Halving
 from omnistage.models.speech.schedule import Schedule
-from omnistage.models.steps.listeners import Listeners
 from omnistage.models.steps.loop import Loop
+from omnistage.models.steps.orders import Listeners
 from omnistage.models.worker import Worker, make_ahead
 
 

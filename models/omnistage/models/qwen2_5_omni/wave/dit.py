@@ -22,7 +22,7 @@ import torch.nn.functional as functional
 from omnistage.models.checkpoint.weights import ShapedNeed
 from omnistage.models.qwen2_5_omni.wave.config import DitConfig
 from omnistage.models.qwen2_5_omni.wave.speaker import Speaker
-from omnistage.models.steps.interface import Aside
+from omnistage.models.steps.loop import Aside
 from omnistage.models.worker import by_two, still_working
 
 NORM_EPS = 1e-6

@@ -10,7 +10,7 @@ from omnistage.models.qwen2_5_omni.wave.config import WaveConfig
 from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD
 from omnistage.models.qwen2_5_omni.wave.window import Flow, Job, Vocoding, Windows
 from omnistage.models.speech.schedule import Window
-from omnistage.models.steps.interface import Aside
+from omnistage.models.steps.loop import Aside
 
 FLOW, VOCODER = "flow", "vocoder"
 

@@ -16,7 +16,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import kaiser_sinc_f
 
 from omnistage.models.checkpoint.weights import ShapedNeed
 from omnistage.models.qwen2_5_omni.wave.config import VocoderConfig
-from omnistage.models.steps.interface import Aside
+from omnistage.models.steps.loop import Aside
 from omnistage.models.worker import by_two
 
 FIELD = 28

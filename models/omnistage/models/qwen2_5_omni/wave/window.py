@@ -16,7 +16,7 @@ from omnistage.models.qwen2_5_omni.wave.config import AHEAD_LAYERS, BACK_LAYERS
 from omnistage.models.qwen2_5_omni.wave.dit import Dit
 from omnistage.models.qwen2_5_omni.wave.solver import Solver, Trajectory
 from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD, Vocoder
-from omnistage.models.steps.interface import Aside
+from omnistage.models.steps.loop import Aside
 
 SLICE_BLOCKS = 24
 """Largest number of blocks of a window that one step evaluates, because other windows wait for the step, and a signal to end the server

@@ -9,7 +9,7 @@ import torch
 
 from omnistage.models.qwen3_omni.wave.window import WindowJob, Windows
 from omnistage.models.speech.schedule import Window
-from omnistage.models.steps.interface import Aside
+from omnistage.models.steps.loop import Aside
 
 WINDOW = "window"
 

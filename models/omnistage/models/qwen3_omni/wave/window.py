@@ -9,7 +9,7 @@ import torch
 
 from omnistage.models.qwen3_omni.wave.net import CausalNet
 from omnistage.models.qwen3_omni.wave.state import WaveState
-from omnistage.models.steps.interface import Aside
+from omnistage.models.steps.loop import Aside
 
 
 @dataclass(eq=False, slots=True)

@@ -12,7 +12,7 @@ import diffusers
 import torch
 import transformers
 
-from omnistage.models.diffusers.quiet import quiet
+from omnistage.models.diffusers.folder import quiet
 from omnistage.models.reports import ShowProgress
 from omnistage.models.tiny.diffusers.sizes import (
     DESIGNS,

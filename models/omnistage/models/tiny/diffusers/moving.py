@@ -11,7 +11,7 @@ import diffusers
 import torch
 import transformers
 
-from omnistage.models.diffusers.quiet import quiet
+from omnistage.models.diffusers.folder import quiet
 from omnistage.models.reports import ShowProgress
 from omnistage.models.tiny.diffusers.checkpoint import check_tokenizer, fill
 from omnistage.models.tiny.diffusers.moving_sizes import MOVING_DESIGNS, MovingDesign, PipelinePart

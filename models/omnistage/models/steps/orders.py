@@ -1,15 +1,19 @@
-"""An order of steps that is fair to clients: many drawings share the steps of one model.
+"""The orders of steps: which jobs step next. `Fair` is for drawings, and is fair to the clients who share the steps of one model;
+`Listeners` is for sound, which its listeners must have in time.
+
+**Drawings.**
 
     submit --> waiting --admit--> admitted --choose, stepped--> a step further --> ... --> withdraw
 
-Waiting jobs are admitted as far as their costs together fit the budget: an admitted job has its place in memory until it ends. Besides the
-budget there is a reserve for one job of each client that has none admitted, if the job costs no more than a step. So a large job holds up a
-small one for a step, and not until the large one ends. The job that is due first leads a step, and others of its group step with it, in the
-order in which they are due, as far as the budget of a step allows.
+Waiting jobs are admitted as far as their costs together fit the budget: an admitted job has its place in memory until it ends. Besides
+the budget there is a reserve for one job of each client that has none admitted, if the job costs no more than a step. So a large job
+holds up a small one for a step, and not until the large one ends. The job that is due first leads a step, and others of its group step
+with it, in the order in which they are due, as far as the budget of a step allows.
 
 **When a job is due.** The order is weighted fair queueing (Demers, Keshav and Shenker 1989; Parekh and Gallager 1993) with jobs as
-packets: a job is due at the time when it would end if clients shared the model evenly, each with one job after another. The work of a job
-is its cost times its steps, and virtual time is work for each client: a step that costs w while c clients have jobs takes w / c of it. So
+packets: a job is due at the time when it would end if clients shared the model evenly, each with one job after another. The work of a
+job is its cost times its steps, and virtual time is work for each client: a step that costs w while c clients have jobs takes w / c of
+it. So
 
     due = max(now, when the job before it of its client is due) + its work
 
@@ -20,15 +24,17 @@ client with many jobs waits for itself.
 if they are due before it: work of at most w + w' of each other client, however many jobs they have. Time goes on with every step. While
 the job waits for room, jobs in the reserve step too. If a job takes more steps than it said, such as decoded pieces, each further step
 makes it due later, as if that step were another job of its client.
-"""
+
+**Sound** is due when its listener has heard the sound before it: at once for a listener who has heard nothing yet. So a new speaker
+overtakes those that are ahead, and nobody is passed by for ever. The results of a job do not depend on where or with whom it steps."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from omnistage.models.steps.interface import CanStep, Key
+from omnistage.models.steps.loop import CanStep, Key
 
 J = TypeVar("J", bound=Hashable)
 
@@ -165,3 +171,41 @@ class Fair(Generic[J]):
                 budget -= cost
                 group.append(job)
         return group
+
+
+J = TypeVar("J", bound=Hashable)
+
+
+class Listeners(Generic[J]):
+    """Implements `Order`. A job is submitted with the time at which it is due, on the clock of the event loop."""
+
+    def __init__(self, max_jobs: Callable[[Hashable, int], int], is_halved: Callable[[Hashable], bool]) -> None:
+        """max_jobs: how many jobs may step together, by their key and the number of jobs that could; jobs are divided among idle workers
+        first. is_halved: whether an idle worker is to take half of a step of this key."""
+        self._most, self._is_halved = max_jobs, is_halved
+        self._due: dict[J, float] = {}
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs are not done."""
+        return len(self._due)
+
+    def submit(self, job: J, due_s: float) -> None:
+        self._due[job] = due_s
+
+    def withdraw(self, job: J) -> None:
+        self._due.pop(job, None)
+
+    def choose(self, key: Key[J], can_step: CanStep[J], idle: int) -> Sequence[J]:
+        """The job that is due first, and jobs of its key that step with it; none if none can step."""
+        free = sorted(filter(can_step, self._due), key=self._due.__getitem__)
+        if not free or (lead := key(free[0])) is None:
+            return free[:1]
+        alike = [job for job in free if key(job) == lead]
+        return alike[: max(self._most(lead, min(-(-len(free) // idle), len(alike))), 1)]
+
+    def stepped(self, jobs: Sequence[J]) -> None:
+        """Due times do not depend on steps."""
+
+    def is_halved(self, key: Hashable | None) -> bool:
+        return key is not None and self._is_halved(key)
