@@ -201,7 +201,7 @@ who hold a place is shared among clients.
 | room to repeat a turn of a conversation after a loss | host, client | {_OF_HOST} | `router/front.py` |
 | room for pictures and sounds of earlier answers | host | {_OLDEST} | `gateway/kept.py`, `gateway/chat.py` |
 | rows of a model's next pass | client | the client with the fewest sessions in it is next | `engine/scheduler.py` |
-| steps of drawings | client | an equal part of the time (weighted fair queueing) | `models/steps/fair.py` |
+| steps of drawings | client | an equal part of the time (weighted fair queueing) | `models/steps/orders.py` |
 
 ## Counts
 

@@ -28,9 +28,8 @@ from dataclasses import asdict
 from pathlib import Path
 from omnistage.models.media import child
 from omnistage.models.media.confinement import confine
-from omnistage.models.media.terms import MediaLimits
 from omnistage.models.media.results import BoundedFile
-from omnistage.models.media.terms import FilmPreprocessing, PicturePreprocessing, SoundPreprocessing
+from omnistage.models.media.terms import FilmPreprocessing, MediaLimits, PicturePreprocessing, SoundPreprocessing
 
 warnings.simplefilter("ignore")
 folder, confined = Path(sys.argv[1]), sys.argv[2] == "confined"

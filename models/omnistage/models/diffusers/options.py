@@ -58,10 +58,10 @@ class DiffusersOptions:
     condition_area: pixels to which an edited picture is resized, and the result with it if no size is asked for. max_pixels: limit of one
     drawn picture, or of a frame. max_steps: limit of the steps of a request. max_frames, max_seconds: limits of a film and of sound; 0: as
     much as the model can make. max_work: limit of pixels times frames times steps; 0: see `Defaults.applied`. film_bytes: memory above the
-    weights that one film may use; 0: see `film_memory.budget_of`. max_tokens: limit of latent tokens of all drawings at once, guidance
+    weights that one film may use; 0: see `films.budget_of`. max_tokens: limit of latent tokens of all drawings at once, guidance
     included; 0: as many as some steps have. text_cache_bytes, picture_cache_bytes: results of encoders that are kept for later requests.
 
-    offload, storage, quantization, context_parallel: one of CHOICES, or nothing; see `MemoryPlan` and `spread`. offload_folder: the folder
+    offload, storage, quantization, context_parallel: one of CHOICES, or nothing; see `placement`. offload_folder: the folder
     in which a folder is made for parts that are offloaded to the disk. vae_tiling_above: pixels of one picture above which it is decoded in
     tiles; 0: never. lora: files that change the weights, FILE[=SCALE] with commas between them; see `lora`."""
 

@@ -139,10 +139,10 @@ class SourcePicture(NamedTuple):
 class DrawingPlan:
     """A request with its defaults filled in. width, height: of the pictures that come out. images: the pictures that are edited. sources:
     the identity of each of them, for caches. negative: None without guidance. layers: 0 for none. step_cache: see
-    stepcache.Residuals. sigmas: empty if they follow from the steps. strength: None if the pipeline has its own. mask: white where to draw.
+    sampling.Residuals. sigmas: empty if they follow from the steps. strength: None if the pipeline has its own. mask: white where to draw.
     options: the given values of the pipeline's own options. frames, seconds: 0 if the pipeline makes none. guidance_2: the scale in the
     steps of a second transformer. rate_hz: frames a second of a film. flow_shift: 0 for the checkpoint's. begin_s: seconds of a longer
-    sound before the part that is made. history: see checkpoints. media_type: empty if the model decides."""
+    sound before the part that is made. history: see StateLayout. media_type: empty if the model decides."""
 
     prompt: str
     negative: str | None

@@ -24,9 +24,8 @@ from typing import Any, BinaryIO
 import av
 from PIL import AvifImagePlugin, Image, ImageCms
 
-from omnistage.models.media import confinement, containers, films, pictures, sounds
-from omnistage.models.media.confinement import confine
-from omnistage.models.media.containers import check_whole
+from omnistage.models.media import containers, films, pictures, sounds
+from omnistage.models.media.confinement import confine, damage_text, describe_error, is_memory, is_refusal, is_shortage
 from omnistage.models.media.hidden_work import read_few_notes
 from omnistage.models.media.results import BoundedFile
 from omnistage.models.media.terms import (
@@ -38,30 +37,6 @@ from omnistage.models.media.terms import (
     SoundPreprocessing,
     UnknownFormat,
 )
-
-HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
-AVIF_BRANDS = (b"avif", b"avis")
-
-
-def advice(file: BinaryIO, limits: MediaLimits) -> str | None:
-    """The format of a file that was sent as another kind, and how to send it; None if its format is not found."""
-    file.seek(0)
-    head = file.read(12)
-    if head[4:8] == b"ftyp" and head[8:] in HEIF_BRANDS:
-        return "it is a picture in HEIF, which is not known here: convert it to JPEG"
-    is_avif = head[4:8] == b"ftyp" and head[8:] in AVIF_BRANDS
-    if (picture := pictures.open_picture(file)) is not None:
-        with picture:
-            return f"it is a picture ({picture.format}): send it as image/*"
-    if is_avif:
-        return "it is a picture in AVIF that is damaged: send all of it, or encode it anew"
-    if (container := containers.open_container(file, limits)) is not None:
-        with container:
-            if containers.video_stream(container) is not None:
-                return f"it is a film ({container.format.name}): send it as video/*"
-            return f"it is a sound ({container.format.name}): send it as audio/*"
-    return None
-
 
 PR_SET_PDEATHSIG = 1
 OUT_OF_MEMORY = errno.ENOMEM
@@ -79,6 +54,9 @@ FILES = 32
 
 GRACE_S = 5.0
 """Seconds of processor time beyond the time limit of a medium, for kinds of media that have no own limit of processor time."""
+
+HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+AVIF_BRANDS = (b"avif", b"avis")
 
 
 def serve(channel: socket.socket, limits: MediaLimits, *, confined: bool) -> None:
@@ -101,7 +79,7 @@ def answer(request: dict[str, Any], file: BinaryIO, output: BoundedFile, limits:
     error by its kind: bad or no_room (the medium), short (the machine), broken (a refused call). Ends the process if memory is short."""
     try:
         try:
-            check_whole(file, limits.of(request["kind"])[0])
+            containers.check_whole(file, limits.of(request["kind"])[0])
             return _decode(request["kind"], request["ask"], file, output, limits)
         except UnknownFormat as error:
             return {"bad": advice(file, limits) or str(error)}
@@ -110,13 +88,13 @@ def answer(request: dict[str, Any], file: BinaryIO, output: BoundedFile, limits:
     except BadMedia as error:
         return {"bad": str(error)}
     except Exception as error:  # a decoder may raise anything for damaged bytes, so unknown errors count as damage
-        if confinement.is_memory(error):
+        if is_memory(error):
             os._exit(OUT_OF_MEMORY)  # only the end of the process frees the memory that a failed library holds
-        if confinement.is_shortage(error):
-            return {"short": confinement.describe_error(error)}
-        if confinement.is_refusal(error):
-            return {"broken": confinement.describe_error(error)}
-        return {"bad": f"it is damaged ({confinement.damage_text(error)}): send all of it, or encode it anew"}
+        if is_shortage(error):
+            return {"short": describe_error(error)}
+        if is_refusal(error):
+            return {"broken": describe_error(error)}
+        return {"bad": f"it is damaged ({damage_text(error)}): send all of it, or encode it anew"}
 
 
 def _decode(kind: str, ask: dict[str, Any], file: BinaryIO, output: BoundedFile, limits: MediaLimits) -> dict[str, Any]:
@@ -141,6 +119,26 @@ def _decode(kind: str, ask: dict[str, Any], file: BinaryIO, output: BoundedFile,
 def _allow(seconds: float) -> None:
     """Allow `seconds` of processor time from now on. After it the system ends the process, even on a busy machine or without its parent."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def advice(file: BinaryIO, limits: MediaLimits) -> str | None:
+    """The format of a file that was sent as another kind, and how to send it; None if its format is not found."""
+    file.seek(0)
+    head = file.read(12)
+    if head[4:8] == b"ftyp" and head[8:] in HEIF_BRANDS:
+        return "it is a picture in HEIF, which is not known here: convert it to JPEG"
+    is_avif = head[4:8] == b"ftyp" and head[8:] in AVIF_BRANDS
+    if (picture := pictures.open_picture(file)) is not None:
+        with picture:
+            return f"it is a picture ({picture.format}): send it as image/*"
+    if is_avif:
+        return "it is a picture in AVIF that is damaged: send all of it, or encode it anew"
+    if (container := containers.open_container(file, limits)) is not None:
+        with container:
+            if containers.video_stream(container) is not None:
+                return f"it is a film ({container.format.name}): send it as video/*"
+            return f"it is a sound ({container.format.name}): send it as audio/*"
+    return None
 
 
 def load() -> None:

@@ -19,7 +19,7 @@ import av.subtitles.stream  # PyAV would load this module at its first use, when
 from av.container import InputContainer
 from av.format import Flags
 
-from omnistage.models.media import confinement
+from omnistage.models.media.confinement import is_memory, is_refusal
 from omnistage.models.media.terms import BadMedia, MediaLimits
 
 SLACK = 64
@@ -263,7 +263,7 @@ def frames(container: InputContainer, stream: Any, other_stream: Any = None) -> 
         try:
             yield from decoder.decode(packet)
         except av.error.FFmpegError as error:
-            if confinement.is_memory(error) or confinement.is_refusal(error):
+            if is_memory(error) or is_refusal(error):
                 raise
             undecoded += 1
             broken = None if stream.codec_context.name in FOUND_BY_A_MARK else error

@@ -285,8 +285,6 @@ def _seconds(length: float) -> float:
     return float(length)
 
 
-log = structlog.get_logger(__name__)
-
 OUT_OF_MEMORY = errno.ENOMEM
 """The exit status of a process whose memory is short; child.py, which loads only modules that decoding needs, has the same."""
 

@@ -12,8 +12,8 @@ import numpy as np
 import soxr
 from numpy.typing import NDArray
 
-from omnistage.models.media import containers, sound_files
-from omnistage.models.media.sound_files import Stretch, joined_sounds
+from omnistage.models.media import containers
+from omnistage.models.media.sound_files import Stretch, joined_sounds, mp3_header
 from omnistage.models.media.terms import BadMedia, FilmPreprocessing, MediaLimits, SoundPreprocessing, UnknownFormat
 
 LOUDEST = 64.0
@@ -50,7 +50,7 @@ def decode(file: BinaryIO, ask: SoundPreprocessing, limits: MediaLimits) -> NDAr
 def _with_count(part: BinaryIO, limits: MediaLimits) -> BinaryIO:
     """The file with its real number of frames in the header, if it is an MP3 that states a number: FFmpeg leaves out samples after the
     stated end. Raises BadMedia for a file that was cut off."""
-    header = sound_files.mp3_header(part)
+    header = mp3_header(part)
     container = containers.open_container(part, limits) if header else None
     if header is None or container is None:
         return part

@@ -94,9 +94,7 @@ def settable(error: BaseException) -> BaseException:
     return substitute
 
 
-J = TypeVar("J", bound=Hashable)
 A = TypeVar("A")
-T = TypeVar("T")
 
 MAX_AHEAD = 4
 """How many steps a worker may be ahead of the event loop before it waits for the loop."""

@@ -173,9 +173,6 @@ class Fair(Generic[J]):
         return group
 
 
-J = TypeVar("J", bound=Hashable)
-
-
 class Listeners(Generic[J]):
     """Implements `Order`. A job is submitted with the time at which it is due, on the clock of the event loop."""
 
