@@ -13,9 +13,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 MODELS = "models/omnistage/models/"
 
-FAMILIES = (("qwen2_5_omni/", "qwen3_omni/", "encoders/"), ("tiny/qwen2_5_omni/", "tiny/qwen3_omni/"))
-"""Folders in which one name may come again: sister families, which make the same part of one kind of model, each in its own way, and the
-base of both in encoders/. Their files never import each other's."""
+FAMILIES = (("qwen2_5_omni/", "qwen3_omni/", "encoders/", "options.py"), ("tiny/qwen2_5_omni/", "tiny/qwen3_omni/"))
+"""Places in which one name may come again: sister families, which make the same part of one kind of model, each in its own way, and the
+base of both in encoders/ or options.py. The files of sisters never import each other's."""
 
 ENDS = {f"{MODELS}interface.py", f"{MODELS}ports.py", "sdk/omnistage/client/events.py"}
 MESSAGES = {"Alignment", "SpokenWord", "TokenLogprob"}

@@ -297,7 +297,7 @@ def test_what_is_shared_and_what_is_its_own_passes(place: str, module: str) -> N
 
 
 def test_old_places_are_for_others() -> None:
-    """What moved is kept in its old place for families of other packages, and ours import it from its own."""
+    """An old place is kept for families of other packages alone; ours import a name from its own module."""
     assert [f"{one.place} imports {one.module}" for one in all_imports() if one.module.startswith("omnistage.models.common")] == []
 
 

@@ -1,4 +1,4 @@
-"""What each request costs: its account, which becomes one line in the log and the metrics when it has ended, and the memory that it holds.
+"""The costs of each request: its account, which becomes a line in the log and the metrics when it has ended, and the memory that it holds.
 
 The memory has a bound for all requests and for each host. A request counts for its body and the values in it until the client library has
 copied what it needs; from then on for these copies. docs/metrics.md explains the metrics. Their labels are endpoint and status, and never

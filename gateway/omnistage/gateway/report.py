@@ -1,5 +1,5 @@
-"""What an answer reports beside its content: its cost in tokens and the log probabilities of tokens, in the shapes of OpenAI's interface,
-and facts that the gateway adds for clients that ask for them, in the same shapes at every endpoint."""
+"""The report that goes with an answer's content: its cost in tokens and the log probabilities of tokens, in the shapes of OpenAI's
+interface, and facts that the gateway adds for clients that ask for them, in the same shapes at every endpoint."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from omnistage.client.events import AudioChunk, Done, Failover, StageReport, TextDelta, Usage
+from omnistage.client.events import AudioChunk, Done, Failover, TextDelta, Usage
 
 TALKER, ALIGNMENT = "talker", "alignment"
 
@@ -112,7 +112,7 @@ def account_fields(done: Done) -> dict[str, Any]:
         **unspoken_fields(usage),
         "notes": list(usage.notes),
         "drew": usage.drew,
-        "stages": [_stage_fields(report) for report in usage.stages],
+        "stages": [{name: getattr(report, name) for name in REPORTED} for report in usage.stages],
     }
     return {"usage": times, "session_id": done.session_id, "seed": done.seed, "pipeline": done.pipeline}
 
@@ -120,7 +120,3 @@ def account_fields(done: Done) -> dict[str, Any]:
 def unspoken_fields(usage: Usage) -> dict[str, Any]:
     """Fields about the characters of a text that were not spoken: how many, and the first of them."""
     return {"unspoken": usage.unspoken, "unspoken_words": usage.unspoken_words}
-
-
-def _stage_fields(report: StageReport) -> dict[str, Any]:
-    return {name: getattr(report, name) for name in REPORTED}

@@ -1,4 +1,4 @@
-"""What the gateway says of itself: its pipelines and voices, its state for programs that watch it, and GET /openapi.json.
+"""The facts that the gateway gives of itself: its pipelines and voices, its state for programs that watch it, and GET /openapi.json.
 
 The document there describes what the endpoints take and return, errors and streams too."""
 

@@ -1,4 +1,4 @@
-"""What a family of your own imports: the names that docs/models.md uses, from one module. A name stays here when our own modules change.
+"""The names that a family of your own imports, as docs/models.md uses them. A name stays here when our own modules change.
 
 A name is loaded when it is asked for, so that those of the entry of a family (Family, ModelEntry, Mark) load no torch.
 """

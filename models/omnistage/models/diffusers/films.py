@@ -208,7 +208,7 @@ def _places(latents: Tensor) -> NDArray[np.float32]:
     return places
 
 
-SHARE = {"cpu": 0.5, "cuda": 0.9}
+MEMORY_SHARE = {"cpu": 0.5, "cuda": 0.9}
 """By device: the part of the free memory that one film may take. On a CPU other programs need memory too."""
 GRIDS = ((6, 6), (10, 10))
 """Sizes of latents for which decoding is measured: its memory is a constant, and the same number of bytes for each place."""
@@ -220,7 +220,7 @@ FRAME_BYTES = 3 * (3 * 4 + 1)
 """Bytes of a pixel while its frame is made: for each colour the VAE's value, the same from 0 to 1, the same times 255, and the byte."""
 BLOCK_ROWS, INNER_ROWS = 8, 2
 """How many rows a block has for each token, at most: rows as wide as the transformer, and as its MLP. Some are in float32."""
-WORDS = 512
+WORD_TOKENS = 512
 """Tokens of words that a pass has in addition to the tokens of the film."""
 
 
@@ -257,7 +257,7 @@ class FilmMemory:
         frames = plan.frames if is_whole else int(painter.pipe.vae_scale_factor_temporal)
         return Taken(
             kept=painter.values(plan) * 4 * (COPIES + painter.memory.tensors) * plan.results,
-            step=(painter.tokens(plan) + WORDS) * rows * token,
+            step=(painter.tokens(plan) + WORD_TOKENS) * rows * token,
             frame=constant + place * painter.grid_places(plan) + pixels * frames * FRAME_BYTES,
         )
 
@@ -303,7 +303,7 @@ def budget_of(options: LoadOptions, film_bytes: int) -> int:
     if film_bytes:
         return film_bytes
     free = free_bytes(options.device, options.gpu_memory_utilization, options.memory_share)
-    return 1 << int(free * SHARE[options.device.partition(":")[0]]).bit_length() >> 1
+    return 1 << int(free * MEMORY_SHARE[options.device.partition(":")[0]]).bit_length() >> 1
 
 
 def _measure_decoding(vae: Any, height: int, width: int) -> int:

@@ -201,9 +201,9 @@ def _pixels(image: Image) -> Array:
 
 RIDGE = 1e-3
 """Added to the squares, because a map cannot be fitted to the latents of one flat picture alone."""
-MEMORY = 0.9
+EARLIER_WEIGHT = 0.9
 """The weight of all earlier pictures, compared with the newest picture."""
-SIDE = 256
+PREVIEW_SIDE = 256
 """Pixels of the longer side of a preview if none is asked for; never more than the picture's."""
 
 
@@ -227,7 +227,7 @@ class LinearMap:
         rows = _with_one(grid)
         squares, products = rows.T @ rows / len(rows), rows.T @ colours / len(rows)
         if self._squares is not None and self._products is not None and self._products.shape == products.shape:
-            squares, products = MEMORY * self._squares + squares, MEMORY * self._products + products
+            squares, products = EARLIER_WEIGHT * self._squares + squares, EARLIER_WEIGHT * self._products + products
         self._squares, self._products = squares, products
         self._map = torch.linalg.solve(squares + RIDGE * torch.eye(channels + 1, dtype=torch.float64), products)
 
@@ -246,8 +246,8 @@ def _with_one(grid: Tensor) -> Tensor:
 
 
 def resize_preview(image: Image, side: int, width: int, height: int) -> Image:
-    """The preview, resized so that its longer side is `side`, or SIDE for 0, but no longer than the picture's own."""
-    longest = min(side or SIDE, max(width, height))
+    """The preview, resized so that its longer side is `side`, or PREVIEW_SIDE for 0, but no longer than the picture's own."""
+    longest = min(side or PREVIEW_SIDE, max(width, height))
     scale = longest / max(width, height)
     return image.resize((max(round(width * scale), 1), max(round(height * scale), 1)), pillow.Resampling.BICUBIC)
 
@@ -260,13 +260,13 @@ def is_due(step: int, steps: int, previews: int) -> bool:
     return step <= max_step and (2 * step * shown + max_step) // (2 * max_step) > (2 * (step - 1) * shown + max_step) // (2 * max_step)
 
 
-KEY = "parameters"
+PARAMETERS_KEY = "parameters"
 """The keyword of a PNG's text chunk, under which people look for the parameters."""
 DESCRIPTION = 0x010E
 """EXIF's ImageDescription, for the formats that have no such chunk."""
 MOST_SAID = 60_000
 """The limit of bytes of the parameters in EXIF, all of them ASCII."""
-SHORT = 2000
+SHORT_PROMPT = 2000
 """Characters that stay of a prompt that is too long: at most 12 bytes each."""
 QUALITY = 92
 FASTER = 4
@@ -309,7 +309,7 @@ def encode_picture(image: Image, media_type: str, parameter_text: str = "") -> b
     if media_type == PNG:
         text = PngImagePlugin.PngInfo()
         if parameter_text:
-            text.add_itxt(KEY, parameter_text)
+            text.add_itxt(PARAMETERS_KEY, parameter_text)
         image.save(file, "PNG", pnginfo=text, compress_level=FASTER)
         return file.getvalue()
     exif = pillow.Exif()
@@ -329,7 +329,7 @@ def _short(parameter_text: str) -> str:
     if len(parameter_text) <= MOST_SAID:
         return parameter_text
     values = json.loads(parameter_text)
-    words = {key: f"{values[key][:SHORT]}..." for key in ("prompt", "negative_prompt") if len(values.get(key, "")) > SHORT}
+    words = {key: f"{values[key][:SHORT_PROMPT]}..." for key in ("prompt", "negative_prompt") if len(values.get(key, "")) > SHORT_PROMPT}
     return json.dumps({**values, **words})
 
 

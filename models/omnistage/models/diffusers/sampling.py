@@ -206,9 +206,9 @@ def _refill(value: Any, shape: torch.Size, tensors: Iterator[Tensor]) -> Any:
 
 
 CHECKPOINT = "checkpoint"
-MOST = 3
+MOST_STATES = 3
 """How many states of one picture are kept, at most."""
-WORDS = 1 << 18
+MOST_WORDS = 1 << 18
 """How many words all checkpoints of a session have together, at most; a word takes up to five bytes of a message."""
 NOISE_WORDS = NOISE_BYTES // 4
 
@@ -222,7 +222,7 @@ class StateLayout:
         self._noise = NOISE_WORDS if memory.draws else 0
         words = values * (1 + memory.tensors) + self._noise
         self.rows = -(-words // width) * plan.results
-        count = 0 if plan.step_cache else min(MOST, WORDS // (self.rows * width), plan.steps - 1)
+        count = 0 if plan.step_cache else min(MOST_STATES, MOST_WORDS // (self.rows * width), plan.steps - 1)
         self.steps = tuple(-(-plan.steps * number // (count + 1)) for number in range(1, count + 1))
         """The steps after which states are kept, evenly spread. With a step cache, whose memory is not kept, there are none."""
 

@@ -1,1 +1,1 @@
-"""What is fetched before a model is loaded, and the folders that it comes to."""
+"""The fetching of files that a model needs, before it is loaded, and their places on the disk."""

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 MOOF_IS_BASE = 0x020000
 RUN_SAYS = 0x000701
 """The contents of a run: the place of its data, and for each sample its duration, size and flags."""
-KEY, DEPENDENT = 0x02000000, 0x01010000
+KEY_SAMPLE, DEPENDENT_SAMPLE = 0x02000000, 0x01010000
 EBML_KEY = 0x80
 
 
@@ -57,7 +57,7 @@ def _moof(number: int, tracks: Sequence[tuple[int, Sequence[EncodedSample]]], of
         head = struct.pack(">II", MOOF_IS_BASE, track)
         begin = struct.pack(">IQ", 1 << 24, samples[0].time)
         run = struct.pack(">III", RUN_SAYS, len(samples), offset)
-        run += b"".join(struct.pack(">III", one.duration, len(one.data), KEY if one.is_key else DEPENDENT) for one in samples)
+        run += b"".join(struct.pack(">III", one.duration, len(one.data), KEY_SAMPLE if one.is_key else DEPENDENT_SAMPLE) for one in samples)
         parts.append(_box(b"traf", _box(b"tfhd", head) + _box(b"tfdt", begin) + _box(b"trun", run)))
         offset += sum(len(one.data) for one in samples)
     return _box(b"moof", b"".join(parts))

@@ -220,6 +220,6 @@ class PngChunks(PngImagePlugin.PngStream):
 
 
 def read_few_notes() -> None:
-    """Make Pillow read PNGs by `Chunks`, in this process."""
+    """Make Pillow read PNGs by `PngChunks`, in this process."""
     PngImagePlugin.MAX_TEXT_CHUNK = NOTE_BYTES
     PngImagePlugin.PngStream = PngChunks  # type: ignore[misc, assignment]

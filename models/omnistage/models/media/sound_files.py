@@ -150,7 +150,7 @@ def _next_ogg(file: BinaryIO, end: int) -> int:
 MOST_CHUNKS = 100
 """How many chunks in a row are looked at, at most."""
 
-FEW = 1.0
+FEW_UNKNOWN = 1.0
 """Unknown bytes after the samples are no samples if both stated sizes end before them, and they are fewer than this times the samples. A
 program that states sizes before it knows them states the sizes of a first block, which are far smaller."""
 
@@ -241,7 +241,7 @@ def chunk_extent(file: BinaryIO, form: ChunkLayout, most_bytes: int, search: Hea
     available = end - samples.start
     stop = samples.start + stated
     agree = form is CAF or 0 <= file_end - stop < form.align
-    is_tail_short = available - stated < FEW * stated and agree
+    is_tail_short = available - stated < FEW_UNKNOWN * stated and agree
     if 0 <= stated <= available and (following := _find_next(file, stop, end, form, is_tail_short=is_tail_short)):
         size, next_place = stated, following
         if is_tail_short and available - stated > SLACK and (another := search.next_head(file, samples.start, stop)) is not None:
@@ -440,7 +440,7 @@ def begins(file: BinaryIO, at: int) -> bool:
 
 
 class HeadSearch:
-    """A search for the beginnings of sounds in one file. It ends after MOST candidates, however many sounds there are."""
+    """A search for the beginnings of sounds in one file. It ends after MOST_CANDIDATES, however many sounds there are."""
 
     def __init__(self) -> None:
         self._left = MOST_CANDIDATES  # How many more candidates may be looked at.
@@ -454,7 +454,7 @@ class HeadSearch:
         return next((at for at in self.candidates(file, begin, HEAD, HEAD_BYTES) if at < end), None)
 
     def candidates(self, file: BinaryIO, begin: int, head: re.Pattern[bytes], most_bytes: int) -> Iterator[int]:
-        """Yields places that match a head, until MOST were looked at. most_bytes: bytes of the longest match."""
+        """Yields places that match a head, until MOST_CANDIDATES were looked at. most_bytes: bytes of the longest match."""
         for at in find_heads(file, begin, head, most_bytes):
             if not self._left:
                 return

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from omnistage.models import options as encoders
-from omnistage.models import options as speech
+from omnistage.models import options
 from omnistage.models.reports import LoadError
 
 FAMILY = "qwen2_5_omni"
@@ -19,14 +18,14 @@ MOST_AHEAD = 36
 """Largest `lookahead`. With the published solver and steps, a block depends on at most this many blocks ahead."""
 
 
-class ThinkerOptions(encoders.ThinkerOptions):
+class ThinkerOptions(options.ThinkerOptions):
     """See the common ThinkerOptions."""
 
     __slots__ = ()
     family = FAMILY
 
 
-class TalkerOptions(speech.TalkerOptions):
+class TalkerOptions(options.TalkerOptions):
     """See the common TalkerOptions."""
 
     __slots__ = ()
@@ -34,13 +33,13 @@ class TalkerOptions(speech.TalkerOptions):
 
 
 @dataclass(frozen=True, slots=True)
-class Code2WavOptions(speech.Code2WavOptions):
+class Code2WavOptions(options.Code2WavOptions):
     """The common Code2WavOptions with further values. solver: solver of the flow, one of SOLVERS. steps: its number of steps, one less than
     `num_steps` of Transformers; 0: as published. lookahead: blocks of 12 codes that a window looks ahead; 0: the profile of a request
     decides."""
 
     family = FAMILY
-    most: ClassVar[Mapping[str, int]] = {**speech.Code2WavOptions.most, "steps": MOST_STEPS, "lookahead": MOST_AHEAD}
+    most: ClassVar[Mapping[str, int]] = {**options.Code2WavOptions.most, "steps": MOST_STEPS, "lookahead": MOST_AHEAD}
 
     solver: str = SOLVERS[0]
     steps: int = 0

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from omnistage.models import options as encoders
-from omnistage.models import options as speech
+from omnistage.models import options
 
 FAMILY = "qwen3_omni"
 
 
-class ThinkerOptions(encoders.ThinkerOptions):
+class ThinkerOptions(options.ThinkerOptions):
     """See the common ThinkerOptions."""
 
     __slots__ = ()
     family = FAMILY
 
 
-class TalkerOptions(speech.TalkerOptions):
+class TalkerOptions(options.TalkerOptions):
     """See the common TalkerOptions."""
 
     __slots__ = ()
     family = FAMILY
 
 
-class Code2WavOptions(speech.Code2WavOptions):
+class Code2WavOptions(options.Code2WavOptions):
     """See the common Code2WavOptions."""
 
     __slots__ = ()
