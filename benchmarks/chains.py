@@ -23,15 +23,15 @@ from omnistage.models.conversation import Turn
 from omnistage.models.encoders.thinker import MediaThinker
 from omnistage.models.interface import SpeechRequest, TextRequest, WaveRequest
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen2_5_omni import loading as loading2_5
-from omnistage.models.qwen2_5_omni import loading_talker as loading_talker2_5
-from omnistage.models.qwen2_5_omni.wave import loading as loading_wave2_5
-from omnistage.models.qwen2_5_omni.wave.speech import Speech as FlowSpeech
-from omnistage.models.qwen2_5_omni.wave.speech import sound
-from omnistage.models.qwen3_omni import loading as loading3
-from omnistage.models.qwen3_omni import loading_talker as loading_talker3
-from omnistage.models.qwen3_omni.wave import loading as loading_wave3
-from omnistage.models.qwen3_omni.wave.speech import Speech as CausalSpeech
+from omnistage.models.qwen2_5_omni import talker as loading_talker2_5
+from omnistage.models.qwen2_5_omni import thinker as loading2_5
+from omnistage.models.qwen2_5_omni.wave import code2wav as loading_wave2_5
+from omnistage.models.qwen2_5_omni.wave.code2wav import Speech as FlowSpeech
+from omnistage.models.qwen2_5_omni.wave.code2wav import sound
+from omnistage.models.qwen3_omni import talker as loading_talker3
+from omnistage.models.qwen3_omni import thinker as loading3
+from omnistage.models.qwen3_omni.wave import code2wav as loading_wave3
+from omnistage.models.qwen3_omni.wave.code2wav import Speech as CausalSpeech
 from omnistage.models.speech.talker import PLACES, PROMPT, RowTalker
 from omnistage.models.tiny.qwen3_omni.sizes import SIZES, SPECIAL
 from omnistage.v1 import stage_pb2

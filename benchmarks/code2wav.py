@@ -24,7 +24,7 @@ from helpers.causal_waves import shrunk
 from helpers.speech import rows_of
 from omnistage.models.interface import Code2WavModel, Piece, Profile, WaveRequest
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen2_5_omni.wave.loading import load_code2wav
+from omnistage.models.qwen2_5_omni.wave.code2wav import load_code2wav
 from omnistage.models.smol.code2wav import load_code2wav as load_smol_code2wav
 from omnistage.models.smol.store import model_directory
 from omnistage.models.smol.talker import load_talker

@@ -27,11 +27,11 @@ from omnistage.engine.scheduler import Run
 from omnistage.engine.sequence import Sequence
 from omnistage.engine.types import Sampling
 from omnistage.models.checkpoint.weights import Weights
-from omnistage.models.qwen3_omni.loading_talker import TalkerParts, read_parts
 from omnistage.models.qwen3_omni.predictor import FrameHead, Predictor
+from omnistage.models.qwen3_omni.talker import TalkerParts, read_parts
 from omnistage.models.qwen3_omni.talker_config import TalkerConfig, read_talker_config
-from omnistage.models.tiny.qwen3_omni import code2wav
-from omnistage.models.tiny.qwen3_omni import talker as tiny
+from omnistage.models.tiny.qwen3_omni import parts
+from omnistage.models.tiny.qwen3_omni import parts as tiny
 from omnistage.models.tiny.qwen3_omni.sizes import TalkerSize
 
 ROUNDS = 7
@@ -65,16 +65,16 @@ SIZE = TalkerSize(
 
 def write_talker(folder: Path) -> Path:
     """Write a checkpoint that has only the Talker, with random weights; returns its folder."""
-    config = tiny.config(SIZE, ROW_SIZE, 24, {})
+    config = tiny.talker_config(SIZE, ROW_SIZE, 24, {})
     pool = torch.randn(1 << 22, generator=torch.Generator().manual_seed(0)).bfloat16()
     source, tensors = np.random.default_rng(0), {"thinker.model.embed_tokens.weight": torch.zeros(TOKENS, ROW_SIZE).bfloat16()}
-    for name, shape in tiny.weights(config).items():
+    for name, shape in tiny.talker_weights(config).items():
         # Each weight begins at a random place of the pool, so that no two have equal numbers.
         size, begin = int(np.prod(shape)), int(source.integers(len(pool)))
         values = pool.roll(begin).repeat(-(-size // len(pool)))[:size].reshape(shape)
         tensors[name] = torch.ones(shape).bfloat16() if "norm" in name else values * (1.0 if "embedding" in name else shape[-1] ** -0.5)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    wave = code2wav.config(SIZE.groups, SIZE.codes)
+    wave = parts.code2wav_config(SIZE.groups, SIZE.codes)
     base_config = {"model_type": "qwen3_omni_moe", "thinker_config": {"text_config": {"hidden_size": ROW_SIZE}}, "code2wav_config": wave}
     tokens = {f"tts_{name}_token_id": number for number, name in enumerate(("bos", "eos", "pad"))}
     (folder / "config.json").write_text(json.dumps({**base_config, "talker_config": config, **tokens}))

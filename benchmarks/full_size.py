@@ -16,7 +16,7 @@ from benchmarks.figures import Figure, Report, median
 from benchmarks.studio import Studio, watch_calls
 from omnistage.models.diffusers.painter import Canvas
 from omnistage.models.interface import DrawRequest
-from omnistage.models.tiny.diffusers.sizes import HIDDEN
+from omnistage.models.tiny.diffusers.pictures import HIDDEN
 
 ROUNDS = 3
 STEPS = 8

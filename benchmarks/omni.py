@@ -26,8 +26,8 @@ from omnistage.models.devices import dtype_of
 from omnistage.models.encoders.thinker import MediaThinker
 from omnistage.models.interface import TextPiece, TextRequest, no_inputs
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen2_5_omni import loading as qwen2_5_omni
-from omnistage.models.qwen3_omni import loading as qwen3_omni
+from omnistage.models.qwen2_5_omni import thinker as qwen2_5_omni
+from omnistage.models.qwen3_omni import thinker as qwen3_omni
 from omnistage.models.tiny.makers import CheckpointOrder, make_tiny
 
 ROUNDS = 3

@@ -31,9 +31,8 @@ from omnistage.models.conversation import Turn
 from omnistage.models.interface import Sampling, SpeechRequest, TensorRows, TextRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import TalkerConfig
-from omnistage.models.qwen2_5_omni.loading import load_thinker
-from omnistage.models.qwen2_5_omni.loading_talker import load_talker
-from omnistage.models.qwen2_5_omni.talker import Qwen2_5Talker
+from omnistage.models.qwen2_5_omni.talker import Qwen2_5Talker, load_talker
+from omnistage.models.qwen2_5_omni.thinker import load_thinker
 from omnistage.models.text.engine_model import array_of
 from omnistage.models.tiny.makers import CheckpointOrder, make_tiny
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2

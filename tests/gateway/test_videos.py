@@ -22,7 +22,7 @@ from omnistage.gateway.answering import BrokenOff
 from omnistage.gateway.failure import ApiError
 from omnistage.gateway.film_store import FilmJob, Growing, Store
 from omnistage.models.toy.files import png
-from omnistage.models.toy.products import FILM
+from omnistage.models.toy.film import FILM
 
 SKETCH = np.add.outer(np.arange(16), 3 * np.arange(16)).astype(np.uint8)
 URL_OF_SKETCH = "data:image/png;base64," + b64encode(png(SKETCH)).decode()

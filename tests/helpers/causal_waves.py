@@ -21,18 +21,17 @@ from omnistage.models.checkpoint.files import WEIGHTS, Config
 from omnistage.models.interface import Piece, Sound, WaveRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni.config import MODEL_TYPE
-from omnistage.models.qwen3_omni.wave.code2wav import CausalCode2Wav
+from omnistage.models.qwen3_omni.wave.code2wav import CausalCode2Wav, load_code2wav
 from omnistage.models.qwen3_omni.wave.config import WaveConfig, wave_config
-from omnistage.models.qwen3_omni.wave.loading import load_code2wav
 from omnistage.models.qwen3_omni.wave.net import CausalNet
-from omnistage.models.tiny.qwen3_omni import code2wav as tiny
-from omnistage.models.tiny.random_weights import noise
+from omnistage.models.tiny.qwen3_omni import parts as tiny
+from omnistage.models.tiny.weights import noise
 
 Codes = NDArray[np.uint32]
 Samples = NDArray[np.float32]
 
 OTHER: Mapping[str, Any] = {
-    **tiny.config(5, 31),
+    **tiny.code2wav_config(5, 31),
     "attention_bias": True,
     "decoder_dim": 24,
     "hidden_size": 18,
@@ -52,8 +51,8 @@ def written(folder: Path, config: Mapping[str, Any], seed: int) -> Path:
     """A checkpoint of nothing but Code2Wav."""
     folder.mkdir()
     tensors = {}
-    for name, shape in tiny.weights(config).items():
-        mean, deviation = tiny.distribution(name, shape)
+    for name, shape in tiny.code2wav_weights(config).items():
+        mean, deviation = tiny.code2wav_distribution(name, shape)
         tensors[name] = noise(name, shape, seed, deviation) + mean
     save_file(tensors, folder / WEIGHTS, {"format": "pt"})
     (folder / "config.json").write_text(json.dumps({"model_type": MODEL_TYPE, "code2wav_config": dict(config)}))
@@ -71,7 +70,7 @@ def loaded(folder: Path, **options: int | str) -> CausalCode2Wav:
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     """By their names in the module of Transformers."""
-    return {name.removeprefix(tiny.PREFIX): tensor for name, tensor in load_file(folder / WEIGHTS).items()}
+    return {name.removeprefix(tiny.CODE2WAV_PREFIX): tensor for name, tensor in load_file(folder / WEIGHTS).items()}
 
 
 def reference(folder: Path, dtype: torch.dtype) -> modeling.Qwen3OmniMoeCode2Wav:
@@ -142,10 +141,10 @@ def shrunk(scale: int) -> CausalNet:
     config = Qwen3OmniMoeCode2WavConfig().to_dict()
     widths = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "decoder_dim", "codebook_size")
     config |= {name: config[name] // scale for name in widths}
-    shapes = {name.removeprefix(tiny.PREFIX): shape for name, shape in tiny.weights(config).items()}
+    shapes = {name.removeprefix(tiny.CODE2WAV_PREFIX): shape for name, shape in tiny.code2wav_weights(config).items()}
 
     def weight(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        mean, deviation = tiny.distribution(tiny.PREFIX + name, shapes[name])
+        mean, deviation = tiny.code2wav_distribution(tiny.CODE2WAV_PREFIX + name, shapes[name])
         return noise(name, shape, 1, deviation) + mean
 
     device = torch.device("cpu")

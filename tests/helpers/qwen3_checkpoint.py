@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from omnistage.models.reports import show_nothing
 from omnistage.models.tiny.omni import build_vocabulary
 from omnistage.models.tiny.qwen3_omni.checkpoint import config, fill
+from omnistage.models.tiny.qwen3_omni.parts import write_tokenizer
 from omnistage.models.tiny.qwen3_omni.sizes import SIZES, AudioSize, Size, TalkerSize, TextSize, ThinkerSize, VisionSize
-from omnistage.models.tiny.qwen3_omni.tokenizer import write_tokenizer
 
 Change = Mapping[str, Any]
 """Values of config.json by their paths, with points between the names."""

@@ -16,9 +16,8 @@ from typing import Any
 from helpers import saved_processor
 from helpers.saved_processor import EXPECTED
 from omnistage.models.tiny.omni import build_vocabulary, write_settings
-from omnistage.models.tiny.qwen2_5_omni.checkpoint import PREPROCESSOR
+from omnistage.models.tiny.qwen2_5_omni.checkpoint import PREPROCESSOR, write_tokenizer
 from omnistage.models.tiny.qwen2_5_omni.sizes import SIZES, config
-from omnistage.models.tiny.qwen2_5_omni.tokenizer import write_tokenizer
 
 VERSIONS = {
     "4.52.4": ("transformers==4.52.4", "tokenizers==0.21.4", "huggingface_hub==0.34.4"),

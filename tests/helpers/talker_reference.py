@@ -23,9 +23,9 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 
 from helpers.talker_loop import PENALTY, GivenRows, RowsOfUsers, SpokenFrames, TalkerLoop
 from omnistage.models.interface import TensorRows
-from omnistage.models.tiny.qwen3_omni import code2wav
+from omnistage.models.tiny.qwen3_omni import parts
+from omnistage.models.tiny.qwen3_omni.parts import published_weights, talker_config
 from omnistage.models.tiny.qwen3_omni.sizes import TalkerSize
-from omnistage.models.tiny.qwen3_omni.talker import config, published_weights
 
 TOKENS = 90
 """The number of the Thinker's tokens."""
@@ -102,7 +102,7 @@ class TalkerReference(TalkerLoop):
     def __init__(self, name: str, seed: int, folder: Path) -> None:
         """folder: where its checkpoint is written, in the published layout."""
         self.size, self.row_size, self.folder = SIZES[name], ROW_SIZE[name], folder
-        self.config = config(self.size, self.row_size, 1, IDS)
+        self.config = talker_config(self.size, self.row_size, 1, IDS)
         self.talker: Any = Qwen3OmniMoeTalkerForConditionalGeneration(Qwen3OmniMoeTalkerConfig(**self.config)).eval()
         weights = values(self.talker.state_dict(), seed)
         weights["codec_head.weight"][self.config["codec_eos_token_id"]] *= 0.1  # Else one speech of a few would end at once.
@@ -113,7 +113,7 @@ class TalkerReference(TalkerLoop):
             "enable_audio_output": True,
             "thinker_config": {"text_config": {"hidden_size": self.row_size}},
             "talker_config": self.config,
-            "code2wav_config": code2wav.config(self.size.groups, self.size.codes),
+            "code2wav_config": parts.code2wav_config(self.size.groups, self.size.codes),
             **TTS,
         }
         folder.mkdir(exist_ok=True)

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import Qwen2_5OmniForConditionalGeneration
 
-from omnistage.models.qwen2_5_omni.wave.noise import noise
+from omnistage.models.qwen2_5_omni.wave.code2wav import noise
 
 
 class WaveReference:

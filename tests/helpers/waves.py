@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 
 from omnistage.models.interface import Piece, Sound, WaveRequest
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen2_5_omni.wave.code2wav import FlowCode2Wav
-from omnistage.models.qwen2_5_omni.wave.loading import load_code2wav
-from omnistage.models.qwen2_5_omni.wave.speech import sound
+from omnistage.models.qwen2_5_omni.wave.code2wav import FlowCode2Wav, load_code2wav, sound
 from omnistage.models.qwen2_5_omni.wave.window import Flow, Vocoding
 
 Codes = NDArray[np.uint32]

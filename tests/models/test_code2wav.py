@@ -21,9 +21,8 @@ from omnistage.models.checkpoint.weights import load_weights
 from omnistage.models.interface import BadRequest, Piece, WaveRequest
 from omnistage.models.smol.code2wav import SAMPLES_PER_ROW, SCHEDULES, SmolCode2Wav, WaveSession, chunk_rows, load_code2wav
 from omnistage.models.smol.prosody import COUNT, F0, FEATURE_WIDTH, INDEX
-from omnistage.models.smol.spectrum import SpectrumNet
 from omnistage.models.smol.talker import SmolTalker
-from omnistage.models.smol.waveform import noise
+from omnistage.models.smol.waveform import SpectrumNet, noise
 
 TEXT = "The sky is blue because air scatters light. Is that clear? It took 150 years."
 CUTS = 100

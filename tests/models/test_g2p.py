@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnistage.models.smol.g2p import MAX_PHONEMES, PAD, Phonemizer
+from omnistage.models.smol.phrase import MAX_PHONEMES, PAD, Phonemizer
 
 NASTY = "abcXYZ019.,'’-_/:$£€%&@#^~=<>()[]{}\"!?;+*°½²éßıſ—… 漢мع😀٣①"
 
@@ -159,7 +159,7 @@ def sounds(phonemes: str) -> str:
 
 def test_an_unknown_word_makes_no_library_write_down_or_tell_that_it_was_used(tmp_path: Path) -> None:
     """onnxruntime does both, unless it is told not to before its import."""
-    program = "from omnistage.models.smol.g2p import Phonemizer; Phonemizer({}).read('zorbling'); import onnxruntime"
+    program = "from omnistage.models.smol.phrase import Phonemizer; Phonemizer({}).read('zorbling'); import onnxruntime"
     unset = {name: value for name, value in os.environ.items() if name not in ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME")}
     subprocess.run([sys.executable, "-c", program], env={**unset, "HOME": str(tmp_path)}, check=True, timeout=60)
     assert list(tmp_path.iterdir()) == []

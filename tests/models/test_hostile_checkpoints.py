@@ -27,7 +27,7 @@ from omnistage.models.diffusers.folder import load_pipeline
 from omnistage.models.encoders.prompt import RENAMED
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import read_thinker_config
-from omnistage.models.qwen2_5_omni.loading import WEIGHTS
+from omnistage.models.qwen2_5_omni.thinker import WEIGHTS
 from omnistage.models.registry import load
 from omnistage.models.reports import LoadError
 

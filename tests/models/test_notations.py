@@ -13,9 +13,8 @@ from models.test_spoken import words_of
 from helpers import lengths
 from omnistage.models.smol.phrase import PhraseCutter
 from omnistage.models.smol.plain_text import PlainText
-from omnistage.models.smol.spoken.latex import spell_formula
-from omnistage.models.smol.spoken.notations import Notations
-from omnistage.models.smol.spoken.quotes import Quotation
+from omnistage.models.smol.spoken.characters import Quotation
+from omnistage.models.smol.spoken.notations import Notations, spell_formula
 from omnistage.models.smol.spoken.reader import read_aloud, read_phrase
 
 FORMULAS = [

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from omnistage.models.smol.phrase import MAX_CHARACTERS, Pause, Phrase, PhraseCutter
 from omnistage.models.smol.plain_text import PlainText
-from omnistage.models.smol.spoken.quotes import MARKS
+from omnistage.models.smol.spoken.characters import MARKS
 from omnistage.models.smol.spoken.reader import read_aloud
 
 MARKDOWN = "ab A1.!?;:,' \n\n#*_-`~[]()<>|\\/=+\"é😀漢"

@@ -15,8 +15,8 @@ from omnistage.models.checkpoint.weights import load_weights
 from omnistage.models.interface import BadRequest, Sound, WaveRequest
 from omnistage.models.smol.code2wav import FRAMES_PER_ROW, NOISE_SEED, SAMPLES_PER_ROW, SCHEDULES, SmolCode2Wav, WaveSession
 from omnistage.models.smol.prosody import COUNT, INDEX
-from omnistage.models.smol.spectrum import SpectrumNet
 from omnistage.models.smol.talker import SmolTalker
+from omnistage.models.smol.waveform import SpectrumNet
 
 TEXT = (
     "The sky is blue because air scatters light. Is that clear? It took one hundred and fifty years for people to learn how the light of "

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from helpers import lengths
 from omnistage.models.smol.phrase import PhraseCutter
-from omnistage.models.smol.spoken.ends import is_open
+from omnistage.models.smol.spoken.abbreviations import KINDS, PARTS, RULER_TITLES, RULERS
 from omnistage.models.smol.spoken.notations import Notations
 from omnistage.models.smol.spoken.numbers import ONES, TENS, cardinal, ordinal
-from omnistage.models.smol.spoken.reader import NAMES, read_aloud, read_phrase
-from omnistage.models.smol.spoken.roman import KINDS, PARTS, RULERS, TITLES
+from omnistage.models.smol.spoken.reader import NAMES, is_open, read_aloud, read_phrase
 from omnistage.models.smol.spoken.rules import Rule, read_rules
 
 
@@ -126,7 +125,7 @@ def test_prose_is_not_held_back() -> None:
 @lengths.rounds(3000, 200_000)
 def test_a_word_with_a_capital_is_no_number(seed: int, rounds: int) -> None:
     """Behind a name, a title or a word that may count, with words of a large lexicon whose first letter is a Roman numeral's."""
-    contexts = sorted(RULERS | TITLES | PARTS | KINDS)
+    contexts = sorted(RULERS | RULER_TITLES | PARTS | KINDS)
     names = sorted(
         {word.capitalize() for word in G2P().lexicon.golds.d if word.isalpha() and len(word) > 1 and word[0] in "ivxlcdmIVXLCDM"}
     )

@@ -19,7 +19,7 @@ from omnistage.models.interface import TextRequest
 from omnistage.models.text.chat import TextTokenizer, read_tokenizer
 from omnistage.models.text.constraint import Constraints
 from omnistage.models.tiny.omni import build_vocabulary
-from omnistage.models.tiny.qwen3_omni.tokenizer import DESIGN
+from omnistage.models.tiny.qwen3_omni.parts import DESIGN
 from omnistage.models.tiny.tokenizer import write_files
 
 BYTES = {character: index for index, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}

@@ -32,8 +32,7 @@ from omnistage.models.steps.loop import Aside
 from omnistage.models.steps.session import MAX_UNREAD
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import pixels_of, png
-from omnistage.models.toy.film import FilmMaker, FilmOptions, ToyFilmJob
-from omnistage.models.toy.products import FILM
+from omnistage.models.toy.film import FILM, FilmMaker, FilmOptions, ToyFilmJob
 
 ALL = {"image": 0, "video": 0, "audio": 0, "progress": 0}
 HILL = DrawRequest(seed=7, prompt="a hill", width=40, height=24, steps=5)

@@ -20,9 +20,9 @@ from omnistage.models.checkpoint.weights import load_weights
 from omnistage.models.smol import waveform
 from omnistage.models.smol.code2wav import SAMPLES_PER_ROW, SmolCode2Wav
 from omnistage.models.smol.prosody import ENERGY, F0, TEXT_WIDTH, FeatureNet, Silence
-from omnistage.models.smol.spectrum import BINS, SpectrumNet, SpectrumStream
 from omnistage.models.smol.spoken import reader
 from omnistage.models.smol.talker import SmolTalker
+from omnistage.models.smol.waveform import BINS, SpectrumNet, SpectrumStream
 
 SENTENCES = (
     "The capital of France is Paris.",

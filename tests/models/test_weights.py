@@ -17,7 +17,7 @@ from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.checkpoint.weights import Weights
 from omnistage.models.memory import mapped_bytes, memory_texts
 from omnistage.models.qwen2_5_omni.config import read_thinker_config
-from omnistage.models.qwen2_5_omni.loading import WEIGHTS
+from omnistage.models.qwen2_5_omni.thinker import WEIGHTS
 from omnistage.models.reports import bytes_told
 
 PAGE = 4096

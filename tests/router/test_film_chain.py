@@ -11,8 +11,7 @@ import numpy as np
 from helpers.ask import WholeAnswer, ask, read, read_all, refused
 from helpers.servers import Local, all_free, family_logic, is_busy, local_router, local_stage, omni_stub
 from omnistage.models.toy import formulas
-from omnistage.models.toy.film import SIDE, STEPS
-from omnistage.models.toy.products import FILM
+from omnistage.models.toy.film import FILM, SIDE, STEPS
 from omnistage.router.pipeline import load_pipeline
 from omnistage.v1 import omni_pb2, stage_pb2
 

@@ -14,9 +14,8 @@ from helpers.servers import family_logic
 from omnistage.diffusion.stage import DiffusionStage
 from omnistage.models.conversation import Media, Streamed, TextConstraint, Turn
 from omnistage.models.interface import DrawRequest, TextRequest
-from omnistage.models.toy.film import FilmMaker, FilmOptions
+from omnistage.models.toy.film import FilmMaker, FilmOptions, ToyScene
 from omnistage.models.toy.omni import OmniThinker, OmniThinkerOptions, PreparedToy
-from omnistage.models.toy.products import ToyScene
 from omnistage.stage.logic import Start
 from omnistage.thinker.stage import MAX_CONSTRAINT_CHARACTERS, ThinkerStage
 from omnistage.v1 import stage_pb2

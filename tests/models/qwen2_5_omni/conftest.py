@@ -10,10 +10,8 @@ import pytest
 
 from helpers.waves import loaded
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen2_5_omni.loading import load_thinker
-from omnistage.models.qwen2_5_omni.loading_talker import load_talker
-from omnistage.models.qwen2_5_omni.talker import Qwen2_5Talker
-from omnistage.models.qwen2_5_omni.thinker import Qwen2_5Thinker
+from omnistage.models.qwen2_5_omni.talker import Qwen2_5Talker, load_talker
+from omnistage.models.qwen2_5_omni.thinker import Qwen2_5Thinker, load_thinker
 from omnistage.models.qwen2_5_omni.wave.code2wav import FlowCode2Wav
 
 

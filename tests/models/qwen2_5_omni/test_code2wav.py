@@ -17,13 +17,10 @@ from helpers import lengths
 from helpers.wave_reference import WaveReference
 from helpers.waves import BLOCK, ENDS, SAMPLES, STREAMED, Codes, Samples, decibels, drawn, joined, samples, solved, sounded, sounds
 from omnistage.models.interface import Piece, Sound, WaveRequest
-from omnistage.models.qwen2_5_omni.wave.code2wav import FlowCode2Wav
-from omnistage.models.qwen2_5_omni.wave.config import read_wave_config
-from omnistage.models.qwen2_5_omni.wave.loading import read_parts
-from omnistage.models.qwen2_5_omni.wave.schedules import SCHEDULES, schedule_of
-from omnistage.models.qwen2_5_omni.wave.solver import Solver
-from omnistage.models.qwen2_5_omni.wave.speech import PreparedSpeech, Speech
+from omnistage.models.qwen2_5_omni.wave.code2wav import FlowCode2Wav, PreparedSpeech, Speech, read_parts
+from omnistage.models.qwen2_5_omni.wave.config import SCHEDULES, read_wave_config, schedule_of
 from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD
+from omnistage.models.qwen2_5_omni.wave.window import Solver
 
 # Against Transformers --------------------------------------------------------------------------------------------------------------
 

@@ -23,12 +23,9 @@ from helpers.waves import BLOCK, SAMPLES, STREAMED, drawn, loaded, samples, solv
 from omnistage.engine.memory import KEPT_KERNELS, ONEDNN_KEEPS
 from omnistage.models.interface import Piece, WaveRequest
 from omnistage.models.memory import private_bytes
-from omnistage.models.qwen2_5_omni.wave.code2wav import FlowCode2Wav
+from omnistage.models.qwen2_5_omni.wave.code2wav import FlowCode2Wav, Speech, read_parts
 from omnistage.models.qwen2_5_omni.wave.config import read_wave_config
-from omnistage.models.qwen2_5_omni.wave.loading import read_parts
-from omnistage.models.qwen2_5_omni.wave.solver import Solver
-from omnistage.models.qwen2_5_omni.wave.speech import Speech
-from omnistage.models.qwen2_5_omni.wave.window import Flow
+from omnistage.models.qwen2_5_omni.wave.window import Flow, Solver
 from omnistage.models.worker import Worker
 
 
@@ -155,7 +152,7 @@ from pathlib import Path
 import torch
 
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen2_5_omni.wave.loading import load_code2wav
+from omnistage.models.qwen2_5_omni.wave.code2wav import load_code2wav
 
 model = load_code2wav(Path(sys.argv[1]), LoadOptions(threads=1, family={"solver": "euler", "steps": 1, "workers": 1}))
 bins = model.config.dit.mel_bins

@@ -24,8 +24,7 @@ from omnistage.models.encoders.starting import ThinkerParts, encoded_rows
 from omnistage.models.interface import TextRequest, TokenLogprob
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config
-from omnistage.models.qwen2_5_omni.loading import WEIGHTS, load_thinker
-from omnistage.models.qwen2_5_omni.thinker import Qwen2_5Thinker
+from omnistage.models.qwen2_5_omni.thinker import WEIGHTS, Qwen2_5Thinker, load_thinker
 
 TOKENS = 24
 NEAR = 1e-3

@@ -17,9 +17,9 @@ from helpers.omni_reference import OmniReference
 from omnistage.models.encoders.encoder import Grid, grid_of, patches_of
 from omnistage.models.encoders.preparing import Spectrograms, read_pictures
 from omnistage.models.encoders.starting import ThinkerParts
-from omnistage.models.qwen2_5_omni.audio import rows_of_frames
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config
-from omnistage.models.qwen2_5_omni.loading import WEIGHTS
+from omnistage.models.qwen2_5_omni.encoders import rows_of_frames
+from omnistage.models.qwen2_5_omni.thinker import WEIGHTS
 
 
 @pytest.fixture(scope="module")

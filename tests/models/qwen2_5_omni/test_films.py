@@ -18,9 +18,7 @@ from omnistage.models.encoders.reader import FILM_SHARE, rows_of
 from omnistage.models.media.decoder import DecodingProcess
 from omnistage.models.media.terms import BadMedia, NoRoom
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen2_5_omni.loading import load_thinker
-from omnistage.models.qwen2_5_omni.prompt import lay_out
-from omnistage.models.qwen2_5_omni.thinker import Qwen2_5Thinker
+from omnistage.models.qwen2_5_omni.thinker import Qwen2_5Thinker, lay_out, load_thinker
 
 ROOM = 30_000
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from omnistage.models.qwen2_5_omni.wave.noise import noise
-from omnistage.models.qwen2_5_omni.wave.solver import METHODS, Solver, Trajectory
+from omnistage.models.qwen2_5_omni.wave.code2wav import noise
+from omnistage.models.qwen2_5_omni.wave.window import METHODS, Solver, Trajectory
 
 
 def test_noise_belongs_to_its_block(seed: int) -> None:

@@ -22,8 +22,8 @@ from omnistage.models.media.terms import PicturePreprocessing
 from omnistage.models.memory import LEAST_CONTEXT, CacheSize, free_bytes, private_bytes
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import AudioConfig, ThinkerConfig, VisionConfig, read_thinker_config
-from omnistage.models.qwen2_5_omni.loading import WEIGHTS, load_thinker
-from omnistage.models.qwen2_5_omni.options import ThinkerOptions
+from omnistage.models.qwen2_5_omni.family import ThinkerOptions
+from omnistage.models.qwen2_5_omni.thinker import WEIGHTS, load_thinker
 from omnistage.models.registry import FAMILIES, loading_texts, recognise
 from omnistage.models.reports import LoadError, bytes_told
 from omnistage.models.smol import thinker as smol

@@ -24,7 +24,7 @@ from helpers.omni_reference import OmniReference
 from omnistage.models.conversation import Turn
 from omnistage.models.encoders.thinker import PreparedConversation
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen2_5_omni.loading import load_thinker
+from omnistage.models.qwen2_5_omni.thinker import load_thinker
 from omnistage.thinker.stage import ThinkerStage
 from omnistage.v1 import chunk_pb2, stage_pb2
 from omnistage.wire.errors import StageError

@@ -22,10 +22,9 @@ from omnistage.engine.memory import PAGE_ROWS
 from omnistage.models.conversation import Turn
 from omnistage.models.interface import TextRequest
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen2_5_omni import loading
+from omnistage.models.qwen2_5_omni import thinker
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config
-from omnistage.models.qwen2_5_omni.loading import load_thinker
-from omnistage.models.qwen2_5_omni.thinker import Qwen2_5Thinker
+from omnistage.models.qwen2_5_omni.thinker import Qwen2_5Thinker, load_thinker
 
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},
@@ -91,7 +90,7 @@ def _wrong_sections(patch: pytest.MonkeyPatch) -> None:
         config = read_thinker_config(folder)
         return replace(config, rope=replace(config.rope, sections=config.rope.sections[::-1]))
 
-    patch.setattr(loading, "read_thinker_config", wrong)
+    patch.setattr(thinker, "read_thinker_config", wrong)
 
 
 def _wrong_penalty(patch: pytest.MonkeyPatch) -> None:

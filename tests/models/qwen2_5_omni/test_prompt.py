@@ -15,8 +15,7 @@ from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.encoders.encoder import Grid, MediumExtent
 from omnistage.models.interface import BadRequest
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config
-from omnistage.models.qwen2_5_omni.prompt import lay_out
-from omnistage.models.qwen2_5_omni.thinker import tokenizer_of
+from omnistage.models.qwen2_5_omni.thinker import lay_out, tokenizer_of
 from omnistage.models.text.chat import ChatTemplate, ChatTokenizer
 
 

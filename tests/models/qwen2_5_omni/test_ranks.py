@@ -19,7 +19,7 @@ from omnistage.models.conversation import Media, Part, TextConstraint, Turn
 from omnistage.models.encoders.thinker import MediaThinker
 from omnistage.models.interface import Sampling, TextPiece, TextRequest
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen2_5_omni.loading import load_thinker
+from omnistage.models.qwen2_5_omni.thinker import load_thinker
 from omnistage.models.registry import load
 from omnistage.models.reports import LoadError
 

@@ -17,7 +17,7 @@ from helpers.servers import all_free, family_logic, local_stage, stage_stub
 from omnistage.models.conversation import Media, Turn
 from omnistage.models.interface import BadRequest, Failed, TextRequest
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen2_5_omni.loading import load_thinker
+from omnistage.models.qwen2_5_omni.thinker import load_thinker
 from omnistage.v1 import stage_pb2
 
 REFUSED = 6

@@ -22,10 +22,9 @@ from omnistage.models.encoders.preparing import Spectrograms, read_pictures
 from omnistage.models.encoders.reader import preprocessing_of
 from omnistage.models.encoders.starting import MEDIUM_ROWS
 from omnistage.models.media.terms import FilmPreprocessing, PicturePreprocessing, smart_resize
-from omnistage.models.qwen2_5_omni.audio import rows_of_frames
 from omnistage.models.qwen2_5_omni.config import read_thinker_config
-from omnistage.models.qwen2_5_omni.prompt import lay_out
-from omnistage.models.qwen2_5_omni.thinker import tokenizer_of
+from omnistage.models.qwen2_5_omni.encoders import rows_of_frames
+from omnistage.models.qwen2_5_omni.thinker import lay_out, tokenizer_of
 from omnistage.models.text.chat import ChatTemplate
 
 CELLS = [(version, variant) for version in saved_versions.VERSIONS for variant in VARIANTS if (version[:4], variant) not in UNREADABLE]

@@ -17,8 +17,7 @@ from helpers.speech_reference import PENALTY, SpeechReference, SpokenCodes
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.interface import Sampling, SpeechRequest, TextRequest
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen2_5_omni.loading_talker import load_talker
-from omnistage.models.qwen2_5_omni.talker import Qwen2_5Talker
+from omnistage.models.qwen2_5_omni.talker import Qwen2_5Talker, load_talker
 from omnistage.models.qwen2_5_omni.thinker import Qwen2_5Thinker
 
 CODES = 40

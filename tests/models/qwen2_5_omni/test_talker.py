@@ -27,8 +27,7 @@ from omnistage.models.conversation import Turn
 from omnistage.models.interface import BadRequest, Frames, Sampling, SpeechRequest, TensorRows, TextPiece, TextRequest, no_inputs
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import read_talker_config
-from omnistage.models.qwen2_5_omni.loading_talker import load_talker
-from omnistage.models.qwen2_5_omni.talker import Qwen2_5Talker
+from omnistage.models.qwen2_5_omni.talker import Qwen2_5Talker, load_talker
 from omnistage.models.qwen2_5_omni.thinker import Qwen2_5Thinker
 from omnistage.models.qwen2_5_omni.voices import VoiceSizes, read_voices
 

@@ -25,8 +25,7 @@ from omnistage.models.encoders.reader import OTHERS
 from omnistage.models.encoders.thinker import MAX_MEDIA, MEDIA_FIELD
 from omnistage.models.interface import BadRequest, FinishReason, Piece, Sampling, TensorRows, TextPiece, TextRequest, no_inputs
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen2_5_omni.loading import load_thinker
-from omnistage.models.qwen2_5_omni.thinker import Qwen2_5Thinker
+from omnistage.models.qwen2_5_omni.thinker import Qwen2_5Thinker, load_thinker
 
 DRAWN = Sampling(temperature=1, top_p=0.95, repetition_penalty=1.05, presence_penalty=0.2)
 TOKENS = 24

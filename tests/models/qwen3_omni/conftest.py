@@ -10,14 +10,14 @@ import pytest
 
 from helpers.causal_waves import OTHER, loaded, written
 from omnistage.models.qwen3_omni.wave.code2wav import CausalCode2Wav
-from omnistage.models.tiny.qwen3_omni import code2wav as tiny
+from omnistage.models.tiny.qwen3_omni import parts as tiny
 
 
 @pytest.fixture(scope="session")
 def wave_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Checkpoints of Code2Wav alone: in the sizes of make-tiny, and in others."""
     base = tmp_path_factory.mktemp("waves")
-    return {name: written(base / name, config, 5) for name, config in (("tiny", tiny.config()), ("other", OTHER))}
+    return {name: written(base / name, config, 5) for name, config in (("tiny", tiny.code2wav_config()), ("other", OTHER))}
 
 
 @pytest.fixture(scope="session")

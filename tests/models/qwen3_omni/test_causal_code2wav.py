@@ -16,10 +16,8 @@ import torch
 from helpers import lengths
 from helpers.causal_waves import Codes, Samples, arriving, drawn, joined, reference, samples, sounds
 from omnistage.models.interface import Piece, Profile, WaveRequest
-from omnistage.models.qwen3_omni.wave.code2wav import CausalCode2Wav
-from omnistage.models.qwen3_omni.wave.schedules import SCHEDULES
-from omnistage.models.qwen3_omni.wave.speech import Speech
-from omnistage.models.qwen3_omni.wave.window import WindowJob
+from omnistage.models.qwen3_omni.wave.code2wav import CausalCode2Wav, Speech, WindowJob
+from omnistage.models.qwen3_omni.wave.config import SCHEDULES
 from omnistage.models.worker import make_ahead
 
 HEARD = (Profile.LATENCY, Profile.BALANCED, Profile.QUALITY)

@@ -11,8 +11,7 @@ import torch
 
 from helpers import lengths
 from helpers.causal_waves import net_of, norms_in_float64, published_config, reference
-from omnistage.models.qwen3_omni.wave.net import CausalNet
-from omnistage.models.qwen3_omni.wave.state import WaveState
+from omnistage.models.qwen3_omni.wave.net import CausalNet, WaveState
 
 KINDS = ("tiny", "other")
 

@@ -20,7 +20,7 @@ from omnistage.models.qwen3_omni.config import MODEL_TYPE
 from omnistage.models.qwen3_omni.wave.code2wav import CausalCode2Wav
 from omnistage.models.qwen3_omni.wave.config import read_wave_config
 from omnistage.models.reports import LoadError
-from omnistage.models.tiny.qwen3_omni import code2wav as tiny
+from omnistage.models.tiny.qwen3_omni import parts as tiny
 
 
 async def test_a_code_that_there_is_not_is_refused(wave: CausalCode2Wav, seed: int) -> None:
@@ -88,17 +88,17 @@ def configured(folder: Path, whole: dict[str, Any]) -> Path:
 )
 def test_a_config_that_cannot_be_is_told(tmp_path: Path, changed: dict[str, object], told: str) -> None:
     with pytest.raises(BadCheckpoint, match=told):
-        read_wave_config(configured(tmp_path, {"code2wav_config": {**tiny.config(), **changed}}))
+        read_wave_config(configured(tmp_path, {"code2wav_config": {**tiny.code2wav_config(), **changed}}))
 
 
-@pytest.mark.parametrize("whole", [{}, {"code2wav_config": tiny.config(), "enable_audio_output": False}], ids=["none", "off"])
+@pytest.mark.parametrize("whole", [{}, {"code2wav_config": tiny.code2wav_config(), "enable_audio_output": False}], ids=["none", "off"])
 def test_a_checkpoint_that_does_not_speak_says_so(tmp_path: Path, whole: dict[str, Any]) -> None:
     with pytest.raises(BadCheckpoint, match="this checkpoint has no Code2Wav; serve a pipeline of its Thinker alone"):
         read_wave_config(configured(tmp_path, whole))
 
 
 def test_both_spellings_of_rope_are_read(tmp_path: Path) -> None:
-    config = {**tiny.config(), "rope_theta": 700.0}
+    config = {**tiny.code2wav_config(), "rope_theta": 700.0}
     published = read_wave_config(configured(tmp_path, {"code2wav_config": config}))
     del config["rope_theta"]
     config["rope_parameters"] = {"rope_type": "default", "rope_theta": 700.0}
@@ -127,6 +127,6 @@ def test_weights_that_are_missing_unused_or_misshapen_are_told(wave_folders: dic
 
 
 def test_whatever_changes_a_sample_changes_the_revision(wave: CausalCode2Wav, tmp_path: Path) -> None:
-    other = loaded(written(tmp_path / "other", tiny.config(), 6))
+    other = loaded(written(tmp_path / "other", tiny.code2wav_config(), 6))
     asyncio.run(other.close())
     assert other.info.revision != wave.info.revision

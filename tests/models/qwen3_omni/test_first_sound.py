@@ -13,7 +13,7 @@ from helpers.talker_reference import TalkerReference
 from helpers.waiting import until
 from omnistage.models.interface import Piece, Profile, Sampling, SpeechRequest, TensorRows, WaveRequest
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen3_omni.loading_talker import load_talker
+from omnistage.models.qwen3_omni.talker import load_talker
 from omnistage.models.qwen3_omni.wave.code2wav import CausalCode2Wav
 
 

@@ -18,8 +18,8 @@ from omnistage.engine.adapter import DrawnItem
 from omnistage.engine.sampler import Draws, Sampler
 from omnistage.engine.types import Item, Sampling
 from omnistage.models.checkpoint.weights import Weights
-from omnistage.models.qwen3_omni.loading_talker import TalkerParts, read_parts
 from omnistage.models.qwen3_omni.predictor import DRAWN, FrameHead, Predictor, seed_of
+from omnistage.models.qwen3_omni.talker import TalkerParts, read_parts
 from omnistage.models.qwen3_omni.talker_config import read_talker_config
 
 SPEAKERS = 9

@@ -29,10 +29,9 @@ from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.interface import BadRequest, Sampling, SpeechRequest, TensorRows
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen3_omni.loading_talker import load_talker
-from omnistage.models.qwen3_omni.talker import Qwen3Talker
+from omnistage.models.qwen3_omni.talker import Qwen3Talker, load_talker
 from omnistage.models.qwen3_omni.talker_config import read_talker_config
-from omnistage.models.tiny.qwen3_omni.talker import published_weights
+from omnistage.models.tiny.qwen3_omni.parts import published_weights
 
 DRAWN = Sampling(temperature=0.9, top_k=50, repetition_penalty=PENALTY)
 GREEDY = Sampling(repetition_penalty=PENALTY)

@@ -22,9 +22,8 @@ from helpers.qwen3_reference import Qwen3Reference
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.interface import FinishReason, Sampling, TensorRows, TextPiece, TextRequest, Wanted, no_inputs
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen3_omni.loading import load_thinker
-from omnistage.models.qwen3_omni.ports import MEDIUM_ROW
-from omnistage.models.qwen3_omni.thinker import Qwen3Thinker
+from omnistage.models.qwen3_omni.config import MEDIUM_ROW
+from omnistage.models.qwen3_omni.thinker import Qwen3Thinker, load_thinker
 from omnistage.models.speech.talker import HIDDEN, PLACES, PROMPT
 
 TOKENS = 20

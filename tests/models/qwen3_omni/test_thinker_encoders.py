@@ -19,7 +19,7 @@ from omnistage.models.encoders.encoder import Grid
 from omnistage.models.encoders.preparing import Spectrograms
 from omnistage.models.encoders.starting import ThinkerParts
 from omnistage.models.qwen3_omni.config import ThinkerConfig, read_thinker_config
-from omnistage.models.qwen3_omni.loading import WEIGHTS
+from omnistage.models.qwen3_omni.thinker import WEIGHTS
 
 
 @dataclass

@@ -16,7 +16,7 @@ from helpers.qwen3_reference import Qwen3Reference
 from omnistage.engine.parts import Experts
 from omnistage.models.interface import TextRequest
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen3_omni.loading import load_thinker
+from omnistage.models.qwen3_omni.thinker import load_thinker
 
 TOKENS = 8
 SEED = 5

@@ -26,8 +26,8 @@ from omnistage.models.encoders.preparing import read_pictures
 from omnistage.models.encoders.starting import encoded_rows
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni.config import read_thinker_config
-from omnistage.models.qwen3_omni.loading import WEIGHTS, load_thinker, read_decoder
 from omnistage.models.qwen3_omni.talker_config import read_talker_config
+from omnistage.models.qwen3_omni.thinker import WEIGHTS, load_thinker, read_decoder
 from omnistage.models.qwen3_omni.wave.config import read_wave_config
 from omnistage.models.registry import load, recognise
 from omnistage.models.reports import LoadError

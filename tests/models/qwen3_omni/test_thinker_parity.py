@@ -18,10 +18,9 @@ from helpers.qwen3_reference import Qwen3Reference
 from omnistage.engine.decoder import deepstack
 from omnistage.engine.parts import interleaved_axes
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen3_omni import loading
+from omnistage.models.qwen3_omni import thinker
 from omnistage.models.qwen3_omni.config import ThinkerConfig, read_thinker_config
-from omnistage.models.qwen3_omni.loading import load_thinker
-from omnistage.models.qwen3_omni.thinker import Qwen3Thinker
+from omnistage.models.qwen3_omni.thinker import Qwen3Thinker, load_thinker
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "eight at once": {"max_batch_size": 8},
@@ -68,7 +67,7 @@ async def test_greedy_text_is_that_of_transformers(variant: str, rounds: int, tm
 
 def _wrong_axes(patch: pytest.MonkeyPatch) -> None:
     """Height and width have each other's parts of a head."""
-    patch.setattr(loading, "interleaved_axes", lambda sections: tuple((0, 2, 1)[axis] for axis in interleaved_axes(sections)))
+    patch.setattr(thinker, "interleaved_axes", lambda sections: tuple((0, 2, 1)[axis] for axis in interleaved_axes(sections)))
 
 
 def _wrong_layer(patch: pytest.MonkeyPatch) -> None:
@@ -82,7 +81,7 @@ def _wrong_layer(patch: pytest.MonkeyPatch) -> None:
 
         return late
 
-    patch.setattr(loading, "deepstack", wrong)
+    patch.setattr(thinker, "deepstack", wrong)
 
 
 def _wrong_weights(patch: pytest.MonkeyPatch) -> None:
@@ -92,7 +91,7 @@ def _wrong_weights(patch: pytest.MonkeyPatch) -> None:
         config = read_thinker_config(folder)
         return replace(config, experts=replace(config.experts, normalized=False))
 
-    patch.setattr(loading, "read_thinker_config", wrong)
+    patch.setattr(thinker, "read_thinker_config", wrong)
 
 
 @lengths.long_form(

@@ -13,10 +13,8 @@ import torch
 from helpers.qwen3_reference import Qwen3Reference
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.encoders.encoder import Grid, MediumExtent
-from omnistage.models.qwen3_omni.config import CHUNK_ROWS, ThinkerConfig, convolved_length, read_thinker_config
-from omnistage.models.qwen3_omni.ports import MEDIUM_ROW
-from omnistage.models.qwen3_omni.prompt import lay_out, spoken_part
-from omnistage.models.qwen3_omni.thinker import tokenizer_of
+from omnistage.models.qwen3_omni.config import CHUNK_ROWS, MEDIUM_ROW, ThinkerConfig, convolved_length, read_thinker_config
+from omnistage.models.qwen3_omni.thinker import lay_out, spoken_part, tokenizer_of
 from omnistage.models.text.chat import ChatTokenizer
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from helpers import lengths
 from omnistage.models.interface import Profile
-from omnistage.models.qwen2_5_omni.wave.schedules import CONTEXT, SCHEDULES, schedule_of
+from omnistage.models.qwen2_5_omni.wave.config import CONTEXT, SCHEDULES, schedule_of
 from omnistage.models.smol import code2wav
 from omnistage.models.speech.pace import HORIZON_S, Arrivals, Halving, prebuffer_s
 from omnistage.models.speech.schedule import Schedule, Window

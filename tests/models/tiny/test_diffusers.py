@@ -21,7 +21,7 @@ from transformers import Qwen2Tokenizer
 from helpers import lengths
 from helpers.drawings import MOVING, NAMES, checkpoint
 from omnistage.models.diffusers import folder as folders
-from omnistage.models.tiny.diffusers.sizes import DESIGNS
+from omnistage.models.tiny.diffusers.pictures import DESIGNS
 from omnistage.models.tiny.makers import MAKERS, CheckpointOrder, MakeError, make_tiny
 
 load_pipeline: Callable[[Path, torch.dtype], Any] = folders.load_pipeline

@@ -20,7 +20,7 @@ from helpers import lengths
 from helpers.drawings import MOVING, checkpoint
 from helpers.painting import changed
 from omnistage.models.diffusers.folder import load_pipeline
-from omnistage.models.tiny.diffusers.moving_sizes import MOVING_DESIGNS, SIZES
+from omnistage.models.tiny.diffusers.moving import MOVING_DESIGNS, SIZES
 from omnistage.models.tiny.makers import CheckpointOrder, MakeError, make_tiny
 
 FILMS = [name for name in MOVING if name != "stable-audio"]

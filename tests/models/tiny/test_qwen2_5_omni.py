@@ -30,12 +30,12 @@ from omnistage.engine.detokenizer import BytePieces, Detokenizer
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.interface import TextRequest
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen2_5_omni.loading import load_thinker
+from omnistage.models.qwen2_5_omni.thinker import load_thinker
 from omnistage.models.reports import FetchError
 from omnistage.models.tiny.makers import CheckpointOrder, MakeError, make_tiny
+from omnistage.models.tiny.qwen2_5_omni.checkpoint import ROLES
+from omnistage.models.tiny.qwen2_5_omni.checkpoint import weight_shapes as shapes_of
 from omnistage.models.tiny.qwen2_5_omni.sizes import SIZES, Ids, config
-from omnistage.models.tiny.qwen2_5_omni.tokenizer import ROLES
-from omnistage.models.tiny.qwen2_5_omni.weights import shapes as shapes_of
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "qwen2_5_omni.md"
 FILES = (

@@ -1,4 +1,5 @@
-"""The Talker of Qwen2.5-Omni (Xu et al. 2025): speaks the rows of an answer as they come, one code after the other.
+"""The Talker of Qwen2.5-Omni (Xu et al. 2025): speaks the rows of an answer as they come, one code after the other. `load_talker` builds it
+from the files of a checkpoint in the published layout.
 
 Between the conversation and the answer it adds the row of the voice's token. A frame is one code, and a code's embedding is as wide as a
 row of the Thinker. It does what `Qwen2_5OmniForConditionalGeneration.generate` of Transformers intends. Versions 5.20 to 5.23 compute
@@ -6,14 +7,28 @@ something else for a single request: they drop its mask, and with it places and 
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from omnistage.engine.decoder import EMBEDDING, DecoderParts, Enter, PackedDecoder
 from omnistage.engine.engine import Engine
+from omnistage.engine.head import TokenHead
+from omnistage.engine.parts import Materials, contiguous_axes, rotary
+from omnistage.models.checkpoint.decoder import BIASED
+from omnistage.models.checkpoint.files import BadCheckpoint, name_of
+from omnistage.models.checkpoint.weights import Weights
+from omnistage.models.encoders.prompt import RENAMED
 from omnistage.models.interface import ModelInfo
-from omnistage.models.qwen2_5_omni.config import TalkerConfig
-from omnistage.models.qwen2_5_omni.ports import CODES_PORT
-from omnistage.models.speech.talker import AXES, AddedRows, Manner, RowTalker, positions_behind
+from omnistage.models.options import LoadOptions
+from omnistage.models.qwen2_5_omni.config import TalkerConfig, read_talker_config
+from omnistage.models.qwen2_5_omni.family import TalkerOptions
+from omnistage.models.qwen2_5_omni.voices import VoiceSizes, read_voices
+from omnistage.models.qwen2_5_omni.wave.config import CODES_PORT
+from omnistage.models.speech.talker import AXES, AddedRows, Manner, RowTalker, cache_of_rows, positions_behind, row_ports
+from omnistage.models.text.engine_model import Started, choose_dtype, decoder_weights, limits_of
 
 
 class Qwen2_5Talker(RowTalker):
@@ -40,3 +55,62 @@ class Qwen2_5Talker(RowTalker):
         items = np.full((positions.shape[1], 1), self.config.nothing, np.int64)
         items[-2:, 0] = codec.pad, codec.bos
         return items, positions
+
+
+CODE_REVISION = "3"
+"""Part of the revision; raise it whenever this family's code could give other codes for equal input. The engine has its own number."""
+
+_PREFIX = "talker."
+_OTHERS = ("thinker.", "token2wav.")
+_TEXT = f"thinker.model.{EMBEDDING}"
+_PROJECTION = f"{_PREFIX}thinker_to_talker_proj"
+
+
+def load_talker(folder: Path, options: LoadOptions) -> Qwen2_5Talker:
+    """Load a Talker, and start its engine. Raises LoadError, or ValueError for misshapen weights."""
+    dtype, device = choose_dtype(options), torch.device(options.device)
+    torch.set_num_threads(options.threads)
+    user_context, config = TalkerOptions.from_settings(options.family).context, read_talker_config(folder)
+    with Weights(folder, _OTHERS, RENAMED, computed=dtype) as weights:
+        text = weights.need(_TEXT)
+        for name, token in (("end", config.text_end), ("pad", config.text_pad)):
+            if not 0 <= token < len(text):
+                raise BadCheckpoint(f"{folder}: 'tts_text_{name}_token_id' is {token}, the Thinker has {len(text)} tokens")
+        voices = read_voices(folder, VoiceSizes(config.speaker_size, config.mel_bins, len(text)))
+        added = AddedRows(
+            between={name: text[[voice.token]].to(dtype) for name, voice in voices.items()},
+            behind=text[[config.text_end, config.text_pad]].to(dtype),
+        )
+        decoder = _decoder(weights, config, dtype, device)
+        weights.check_read()
+    cache, kv_bytes = cache_of_rows(decoder, config.row_size, options, config.decoder.context, user_context)
+    started = Started.of(decoder, TokenHead, folder, options, limits=limits_of(options), kv_bytes=kv_bytes)
+    info = ModelInfo(
+        name=name_of(folder) + "-talker",
+        revision=started.revision(CODE_REVISION, settings=str(cache.context)),
+        accepts=row_ports(config.row_size, started.dtype, place=AXES),
+        produces=(CODES_PORT,),
+        max_sessions=options.sessions,
+        voices=tuple(voices),
+        settings={**started.settings, **cache.why},
+    )
+    return Qwen2_5Talker(config, started.engine, added, info, cache.context)
+
+
+def _decoder(weights: Weights, config: TalkerConfig, dtype: torch.dtype, device: torch.device) -> PackedDecoder:
+    """The decoder. Its embedding has one row more than in the checkpoint, of zeros, for the item `config.nothing`."""
+    stored = decoder_weights(weights, dtype, device, prefix=f"{_PREFIX}model.", head=f"{_PREFIX}codec_head.weight", biased=BIASED)
+
+    def weight(name: str) -> torch.Tensor | None:
+        tensor = stored(name)
+        if name == EMBEDDING and tensor is not None:
+            return torch.cat((tensor, tensor.new_zeros(1, tensor.shape[1])))
+        return tensor
+
+    def entry(materials: Materials) -> Enter:
+        matrix, bias = (weights.need(f"{_PROJECTION}.{name}").to(device, dtype) for name in ("weight", "bias"))
+        projection = materials.linear(matrix, bias)
+        return lambda rows, embedded: projection(embedded if rows.given is None else embedded + rows.given)
+
+    rope = rotary(config.rope.theta, contiguous_axes(config.rope.sections))
+    return PackedDecoder(config.decoder, weight, DecoderParts(entry=entry, rope=rope))

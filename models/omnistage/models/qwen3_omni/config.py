@@ -1,4 +1,4 @@
-"""The config of a Qwen3-Omni checkpoint's Thinker, from its config.json."""
+"""The config of a Qwen3-Omni checkpoint's Thinker, from its config.json, and the numbers that form the place of a row."""
 
 from __future__ import annotations
 
@@ -205,3 +205,10 @@ def convolved_length(count: int) -> int:
     for _ in range(3):
         count = (count - 1) // 2 + 1
     return count
+
+
+PLACE = AXES + 1
+"""How many numbers a place has: one for each axis, and the kind of its row as the last number."""
+
+TEXT_ROW, MEDIUM_ROW = 0, 1
+"""The kinds of a conversation's rows: the embedding of a token, or a hidden row of a picture, a film or sound."""

@@ -4,8 +4,7 @@ A frame is a short sequence of rows: the hidden row of the Talker, the embedding
 Each further code is drawn by a head of its own from the row before it. The last code is never embedded here, so a frame has as many rows as
 codes. Frames do not see each other. The frames of all speakers of a step are computed together: first two rows of each frame, then one row
 of each for every further code. It is a decoder of the engine's parts with attention of its own, over the places of one frame. The bits of a
-frame do not depend on other frames.
-"""
+frame do not depend on other frames."""
 
 from __future__ import annotations
 
@@ -15,13 +14,12 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as functional
 
-from omnistage.engine.adapter import Attention, DrawnItem, StepRows
+from omnistage.engine.adapter import Attention, DecoderSpec, DrawnItem, StepRows
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.devices import to_device
 from omnistage.engine.linear import pad_rows
 from omnistage.engine.sampler import DrawnToken, Draws, Sampler
 from omnistage.engine.types import Sampling
-from omnistage.models.qwen3_omni.frame_attention import FrameAttention
 from omnistage.models.text.engine_model import Logits
 
 GREEDY = Sampling()
@@ -167,3 +165,76 @@ def seed_of(seed: int, codebook: int) -> int:
     """The seed for drawing from one of the further codebooks, counted from 0. It differs for each codebook, because with the same seed all
     codebooks would get the same noise."""
     return (seed + (codebook + 1) * _SEED_STRIDE) % _SEEDS
+
+
+class FrameAttention:
+    """Attention of the code predictor; holds keys and values of one frame for each speaker. speakers: largest number of speakers. together:
+    whether all speakers share a product."""
+
+    def __init__(self, spec: DecoderSpec, speakers: int) -> None:
+        self._spec = spec
+        shape = (spec.layers, 2, speakers * spec.kv_heads, spec.context, spec.head_size)
+        # In float32 for every type of rows: small products are faster in it, and oneDNN then keeps no kernel for each number of speakers.
+        self._held = torch.zeros(shape, device=spec.device)
+        self.together = all(self._keeps_bits(speakers, each) for each in (1, 2))
+
+    @property
+    def told(self) -> str:
+        """A text on whether speakers share a product, for the settings of the model."""
+        if self.together:
+            return "all speakers at once: each had the same bits in every company at load"
+        return "speaker by speaker: together they had other bits at load"
+
+    def forget(self) -> None:
+        """Set all keys and values to zero."""
+        self._held.zero_()
+
+    def rows(self, speakers: int, start: int, each: int) -> Attention:
+        """The attention of a pass for `speakers` speakers. start: the first place of the pass in each frame. each: number of rows of each
+        speaker."""
+        spec, count, heads = self._spec, speakers * each, self._spec.kv_heads
+        group, end = spec.query_heads // heads, start + each
+        hidden = torch.arange(spec.context) > torch.arange(start, end).repeat_interleave(group)[:, None]
+        mask = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf")).to(spec.device)
+        layers = [
+            (cache[:, : speakers * heads].unflatten(1, (speakers, heads))[..., start:end, :], *cache[:, : speakers * heads])
+            for cache in self._held
+        ]
+
+        def attend(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
+            places, keys, values = layers[layer]
+            places.copy_(keys_values[:count].view(speakers, each, 2, heads, -1).permute(2, 0, 3, 1, 4))
+            # The heads that share keys are rows of one product.
+            grouped_queries = (
+                queries[:count].view(speakers, each, heads, group, -1).transpose(1, 2).reshape(speakers * heads, each * group, -1).float()
+            )
+            output = (
+                _attend(grouped_queries, keys, values, mask) if self.together else _one_by_one(heads, grouped_queries, keys, values, mask)
+            )
+            output = output.view(speakers, heads, each, group, -1).transpose(1, 2).reshape(count, -1).to(spec.dtype)
+            return functional.pad(output, (0, 0, 0, len(queries) - count)) if len(queries) > count else output
+
+        return attend
+
+    def _keeps_bits(self, max_speakers: int, each: int) -> bool:
+        """Whether rows have the same bits in products of up to `max_speakers` as alone. each: number of rows of each speaker."""
+        spec, generator = self._spec, torch.Generator().manual_seed(0)
+        shapes = ((each * spec.query_heads // spec.kv_heads, spec.head_size), *((spec.context, spec.head_size),) * 2)
+        queries, keys, values = (torch.randn(max_speakers * spec.kv_heads, *shape, generator=generator).to(spec.device) for shape in shapes)
+        mask = torch.zeros(1, spec.context, device=spec.device)
+        reference = _one_by_one(spec.kv_heads, queries, keys, values, mask)
+        # Parts with the last speakers, so that each speaker has another place than in the product of all.
+        parts = (slice((max_speakers - count) * spec.kv_heads, None) for count in range(1, max_speakers + 1))
+        return all(torch.equal(_attend(queries[part], keys[part], values[part], mask), reference[part]) for part in parts)
+
+
+def _attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The results of attention, [heads, rows, head_size]. queries: in the same shape. keys, values: [heads, places, head_size]. mask: added
+    to the scores, [rows, places]."""
+    return torch.bmm(torch.baddbmm(mask, queries, keys.transpose(1, 2)).softmax(-1), values)
+
+
+def _one_by_one(heads: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """As `_attend`, with one product for each speaker. heads: number of heads of keys of one speaker."""
+    parts = zip(*(torch.split(each, heads) for each in (queries, keys, values)), strict=True)
+    return torch.cat([_attend(own_queries, own_keys, own_values, mask) for own_queries, own_keys, own_values in parts])

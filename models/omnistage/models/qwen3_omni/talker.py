@@ -1,4 +1,5 @@
-"""The Talker of Qwen3-Omni (Xu et al. 2025): speaks the tokens of an answer as they come, one frame of codes after the other.
+"""The Talker of Qwen3-Omni (Xu et al. 2025): speaks the tokens of an answer as they come, one frame of codes after the other. `load_talker`
+builds it from the files of a checkpoint in the published layout.
 
 The rows of the conversation are the rows of the users' turns, and of the three tokens with which an answer begins. The row of a token is
 its embedding in the Thinker; the row of a picture, a film or sound is a hidden row of the Thinker. After them come rows for the voice, then
@@ -7,14 +8,34 @@ next token of the answer. For one request alone it computes what `Qwen3OmniMoeFo
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+
 import numpy as np
+import torch
+import torch.nn.functional as functional
 from numpy.typing import NDArray
 
+from omnistage.engine.adapter import StepRows
+from omnistage.engine.decoder import EMBEDDING, LM_HEAD, DecoderParts, Enter, PackedDecoder
 from omnistage.engine.engine import Engine
+from omnistage.engine.linear import build_exact
+from omnistage.engine.parts import Materials, activated_product, experts, head_rms_norm, interleaved_axes, rotary
+from omnistage.models.checkpoint.decoder import check_experts
+from omnistage.models.checkpoint.files import BadCheckpoint, name_of
+from omnistage.models.checkpoint.revision import compute_on_thread
+from omnistage.models.checkpoint.weights import Weights
+from omnistage.models.encoders.prompt import RENAMED
 from omnistage.models.interface import BadRequest, ModelInfo
-from omnistage.models.qwen3_omni.ports import MEDIUM_ROW, PLACE, TEXT_ROW
-from omnistage.models.qwen3_omni.talker_config import TalkerConfig
-from omnistage.models.speech.talker import AXES, AddedRows, Manner, RowTalker, codes_port, positions_behind
+from omnistage.models.options import LoadOptions
+from omnistage.models.qwen3_omni.config import MEDIUM_ROW, PLACE, TEXT_ROW
+from omnistage.models.qwen3_omni.family import TalkerOptions
+from omnistage.models.qwen3_omni.predictor import FrameHead, Predictor
+from omnistage.models.qwen3_omni.talker_config import TalkerConfig, read_talker_config, voices_in_order
+from omnistage.models.speech.talker import AXES, AddedRows, Manner, RowTalker, cache_of_rows, codes_port, positions_behind, row_ports
+from omnistage.models.text.engine_model import Logits, Started, choose_dtype, decoder_weights, limits_of
 
 
 class Qwen3Talker(RowTalker):
@@ -39,3 +60,149 @@ class Qwen3Talker(RowTalker):
         items[: -len(voice_items), 0] = np.where(kinds == TEXT_ROW, config.nothing, config.medium)
         items[-len(voice_items) :, 0] = voice_items
         return items, positions
+
+
+CODE_REVISION = "2"
+"""Part of the revision; raise it whenever this family's code could give other codes for equal input. The engine has its own number."""
+
+_PREFIX = "talker."
+_PREDICTOR = f"{_PREFIX}code_predictor."
+_OTHERS = ("thinker.", "code2wav.")
+_TEXT = f"thinker.model.{EMBEDDING}"
+_PROJECTIONS = ("text_projection", "hidden_projection")
+
+
+def load_talker(folder: Path, options: LoadOptions) -> Qwen3Talker:
+    """Load a Talker, and start its engine. Raises LoadError, or ValueError for misshapen weights."""
+    dtype, device = choose_dtype(options), torch.device(options.device)
+    torch.set_num_threads(options.threads)
+    user_context, config = TalkerOptions.from_settings(options.family).context, read_talker_config(folder)
+    with Weights(folder, _OTHERS, RENAMED, computed=dtype) as weights:
+        voices = voices_in_order(config.speakers)
+        added = _added_rows(weights, config, tuple(voices), dtype)
+        parts = read_parts(weights, config, dtype, device)
+        weights.check_read()
+    limits = limits_of(options)
+    predictor = Predictor(parts.predictor, parts.heads, parts.first, limits.max_sequences)
+    cache, kv_bytes = cache_of_rows(parts.decoder, config.row_size, options, config.decoder.context, user_context)
+    started = Started.of(
+        parts.decoder,
+        lambda logits: FrameHead(logits, predictor, config.groups, {config.codec.eos}),
+        folder,
+        options,
+        limits=limits,
+        kv_bytes=kv_bytes,
+    )
+    info = ModelInfo(
+        name=name_of(folder) + "-talker",
+        revision=started.revision(
+            CODE_REVISION, results=compute_on_thread(predictor.fixed_results, options.threads), settings=str(cache.context)
+        ),
+        accepts=row_ports(config.row_size, started.dtype, place=PLACE),
+        produces=(codes_port(config.groups, config.rate_hz),),
+        max_sessions=options.sessions,
+        voices=tuple(voices),
+        settings={
+            **started.settings,
+            **cache.why,
+            "products of the code predictor": parts.predictor.products,
+            "attention of the code predictor": predictor.attention.told,
+        },
+    )
+    return Qwen3Talker(config, started.engine, added, info, cache.context)
+
+
+def _added_rows(weights: Weights, config: TalkerConfig, voices: tuple[str, ...], dtype: torch.dtype) -> AddedRows:
+    """The rows that the Talker adds: embeddings of tokens, equal for all voices, because a voice is one of the items. Raises
+    BadCheckpoint."""
+    embedding, text = weights.need(_TEXT), config.text
+    for name, token in (("bos", text.bos), ("eos", text.eos), ("pad", text.pad)):
+        if not 0 <= token < len(embedding):
+            raise BadCheckpoint(f"{weights.directory}: 'tts_{name}_token_id' is {token}, the Thinker has {len(embedding)} tokens")
+    between = embedding[[*[text.pad] * 4, text.bos]].to(dtype)
+    return AddedRows(between=dict.fromkeys(voices, between), behind=embedding[[text.eos, text.pad]].to(dtype))
+
+
+# The weights ---------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TalkerParts:
+    """The parts of a Talker. first: embeddings of the first codes of frames. predictor: decoder of the code predictor. heads: the
+    predictor's heads, one for each further codebook."""
+
+    decoder: PackedDecoder
+    first: torch.Tensor
+    predictor: PackedDecoder
+    heads: tuple[Logits, ...]
+
+
+def read_parts(weights: Weights, config: TalkerConfig, dtype: torch.dtype, device: torch.device) -> TalkerParts:
+    """Read the parts. Raises BadCheckpoint for a missing weight, ValueError for a misshapen weight."""
+
+    def need(name: str, *shape: int) -> torch.Tensor:
+        weights.check_shape(name, shape)
+        return weights.need(name).to(device, dtype)
+
+    ids, width, codebooks = config.predictor.ids, config.decoder.hidden_size, range(config.groups - 1)
+    codebook_embeddings = torch.cat([need(f"{_PREDICTOR}model.codec_embedding.{codebook}.weight", ids, width) for codebook in codebooks])
+    heads = [need(f"{_PREDICTOR}lm_head.{codebook}.weight", ids, width) for codebook in codebooks]
+    stored = decoder_weights(weights, dtype, device, prefix=f"{_PREDICTOR}model.", biased=config.predictor.biased)
+
+    def weight(name: str) -> torch.Tensor | None:
+        return codebook_embeddings if name == EMBEDDING else heads[0] if name == LM_HEAD else stored(name)
+
+    parts = DecoderParts(rope=rotary(config.predictor.rope.theta), head_norm=head_rms_norm)
+    predictor = PackedDecoder(config.predictor.decoder, weight, parts)
+    others, _ = build_exact(lambda linear: [linear(head) for head in heads[1:]], dtype, device)
+    table = need(f"{_PREFIX}model.codec_embedding.weight", config.nothing, width)
+    first = torch.cat((table, table.new_zeros(2, width)))
+    return TalkerParts(_decoder(weights, config, first, codebook_embeddings), first, predictor, (predictor.logits, *others))
+
+
+def _decoder(weights: Weights, config: TalkerConfig, first: torch.Tensor, codebook_embeddings: torch.Tensor) -> PackedDecoder:
+    """The decoder. first: embeddings of first codes; zeros for rows without an item. codebook_embeddings: of the other codebooks' codes."""
+    dtype, device = first.dtype, first.device
+    for layer in range(config.decoder.layers):
+        check_experts(weights, f"{_PREFIX}model.layers.{layer}.mlp", config.experts, config.decoder.hidden_size)
+    stored = decoder_weights(weights, dtype, device, prefix=f"{_PREFIX}model.", head=f"{_PREFIX}codec_head.weight", biased=config.biased)
+
+    def weight(name: str) -> torch.Tensor | None:
+        if name.startswith(_PROJECTIONS):
+            return weights.need(_PREFIX + name).to(device, dtype)
+        return first if name == EMBEDDING else stored(name)
+
+    parts = DecoderParts(
+        entry=_entry(config, codebook_embeddings),
+        rope=rotary(config.rope.theta, interleaved_axes(config.rope.sections)),
+        head_norm=head_rms_norm,
+        feed_forward=experts(config.experts),
+    )
+    return PackedDecoder(config.decoder, weight, parts)
+
+
+def _entry(config: TalkerConfig, codebook_embeddings: torch.Tensor) -> Callable[[Materials], Enter]:
+    """Returns a function that builds the decoder's entry: a row is the sum of the embeddings of its codes, and the projection of its row
+    from the Thinker. Rows of tokens and rows of media have different projections. codebook_embeddings: see `_decoder`."""
+    offsets = torch.arange(config.groups - 1, device=codebook_embeddings.device) * config.predictor.ids
+
+    def build(materials: Materials) -> Enter:
+        names, widths = ("linear_fc1", "linear_fc2"), (config.row_size, config.between, config.decoder.hidden_size)
+        text, medium = (activated_product(materials, prefix, names, widths, functional.silu) for prefix in _PROJECTIONS)
+
+        def enter(rows: StepRows, embedded: torch.Tensor) -> torch.Tensor:
+            kinds, x = rows.items[:, :1], embedded
+            if (is_frame := kinds < config.codes).any():
+                # In order: a sum of the library may add in another order if there are more rows.
+                codes = functional.embedding(rows.items[:, 1:] + offsets, codebook_embeddings)
+                x = torch.where(is_frame, reduce(torch.add, codes.unbind(1), x), x)
+            if rows.given is None:
+                return x
+            projected = text(rows.given)
+            if (is_medium := kinds == config.medium).any():
+                projected = torch.where(is_medium, medium(rows.given), projected)
+            return x + projected
+
+        return enter
+
+    return build

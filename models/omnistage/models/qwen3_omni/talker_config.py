@@ -1,4 +1,4 @@
-"""The config of a Qwen3-Omni checkpoint's Talker, from its config.json."""
+"""The config of a Qwen3-Omni checkpoint's Talker, from its config.json. Each voice is an item of the Talker."""
 
 from __future__ import annotations
 
@@ -168,3 +168,12 @@ def _predictor(config: Config, wave: Config) -> PredictorConfig:
         raise BadCheckpoint(f"{wave.place}: 'codebook_size' is {codebook_size}, and the Talker draws codes below {ids}")
     decoder = replace(decoder_sizes(inner), vocab_size=(groups - 1) * ids, context=groups)
     return PredictorConfig(decoder, rope_of(inner), ids, attention_biases(inner))
+
+
+USUAL_VOICE = "ethan"
+"""The default voice, as in Transformers' `generate`, if the checkpoint has it."""
+
+
+def voices_in_order(speakers: Mapping[str, int]) -> dict[str, int]:
+    """The items of the voices by name, the default voice first."""
+    return {name: speakers[name] for name in sorted(speakers, key=lambda name: name.lower() != USUAL_VOICE)}

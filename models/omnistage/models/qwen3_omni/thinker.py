@@ -1,25 +1,44 @@
-"""The Thinker of Qwen3-Omni (Xu et al. 2025): reads text, pictures, sound and films; writes text, and rows for a Talker."""
+"""The Thinker of Qwen3-Omni (Xu et al. 2025): reads text, pictures, sound and films; writes text, and rows for a Talker. `load_thinker`
+builds it from the files of a checkpoint in the published layout.
+
+Its prompt is laid out as `get_rope_index` of Transformers' `Qwen3OmniMoeThinker` does; a part of the prompt goes to the Talker.
+Transformers counts the time of a film in fractions; here the fraction is cut off. At two frames a second, and so for all but slow and long
+films, there is no fraction."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeTextConfig
 
+from omnistage.engine.decoder import EMBEDDING, LM_HEAD, DecoderParts, PackedDecoder, deepstack, embedding_or_hidden
+from omnistage.engine.devices import Group
+from omnistage.engine.linear import LinearMaker
+from omnistage.engine.parts import experts, head_rms_norm, interleaved_axes, rotary
+from omnistage.models.checkpoint.decoder import HEAD_PLAN, check_experts, config_of_part, weights_of_part
 from omnistage.models.checkpoint.files import BadCheckpoint
+from omnistage.models.checkpoint.weights import Weights
 from omnistage.models.conversation import Turn
 from omnistage.models.encoders.encoder import MediumExtent, PromptLayout
-from omnistage.models.encoders.starting import Ready
+from omnistage.models.encoders.prompt import RENAMED, PromptRows
+from omnistage.models.encoders.starting import Ready, ThinkerWeights, weights_below
 from omnistage.models.encoders.thinker import Handed, MediaThinker, rows_known
 from omnistage.models.interface import Array, Wanted
-from omnistage.models.qwen3_omni.config import ThinkerConfig
-from omnistage.models.qwen3_omni.prompt import lay_out, spoken_part
-from omnistage.models.speech.talker import PLACES
+from omnistage.models.options import LoadOptions
+from omnistage.models.qwen3_omni.config import MEDIUM_ROW, PLACE, TEXT_ROW, SpeechSource, ThinkerConfig, read_thinker_config
+from omnistage.models.qwen3_omni.encoders import AudioEncoder, VisionEncoder
+from omnistage.models.qwen3_omni.family import ThinkerOptions
+from omnistage.models.ranks.team import Team, load_in_team
+from omnistage.models.speech.talker import PLACES, thinker_ports
 from omnistage.models.text.chat import ChatTokenizer
-from omnistage.models.text.engine_model import array_of
+from omnistage.models.text.engine_model import array_of, decoder_weights
 from omnistage.models.text.thinker import TEXT
 
 END = "<|im_end|>"
@@ -63,3 +82,158 @@ def tokenizer_of(directory: Path, config: ThinkerConfig) -> ChatTokenizer:
             fault = f"no turn of a user with 'im_start_token_id' {turn} and 'user_token_id' {user} of config.json"
             raise BadCheckpoint(f"{directory}: the chat template begins {fault}")
     return tokenizer
+
+
+def lay_out(ids: Sequence[int], extents: Sequence[MediumExtent], config: ThinkerConfig) -> PromptLayout:
+    """See PromptRows.lay_out."""
+    return _PromptRows(config).lay_out(ids, extents)
+
+
+class _PromptRows(PromptRows):
+    """The rows of one prompt of Qwen3-Omni."""
+
+    def film_with_sound(self, extent: MediumExtent) -> None:
+        """Add the rows of a film and its sound, ordered by time; at equal times, rows of pictures stand first. The marks around the sound
+        stand within the marks around the film."""
+        ids = self._sizes.ids
+        self.add(np.array([ids.audio_start]), np.full((3, 1), self.next))
+        picture_rows, sound_rows = self.seen(extent), self.heard(extent.sound)
+        positions = np.concatenate((picture_rows[1], sound_rows[1]), 1)
+        order = np.argsort(positions[0], kind="stable")
+        self.run(np.concatenate((picture_rows[0], sound_rows[0]))[order], positions[:, order], order)
+        # Either the film or the sound ends first. Later positions follow the other's rows after that end, even if earlier rows had larger
+        # positions.
+        is_heard = order >= len(picture_rows[0])
+        tail_start = np.flatnonzero(is_heard != is_heard[-1])[-1] + 1
+        self.next = int(positions[:, order[tail_start:]].max()) + 1
+        self.add(np.array([ids.audio_end]), np.full((3, 1), self.next))
+
+
+@dataclass(frozen=True, slots=True)
+class TalkerPrompt:
+    """The part of a prompt that the Talker gets: the users' turns, then the ids that open the answer. slots: slots of these rows in the
+    whole prompt, int64. places: places of these rows, int64 [PLACE, rows]."""
+
+    slots: NDArray[np.int64]
+    places: NDArray[np.int64]
+
+
+def spoken_part(
+    ids: Sequence[int],
+    extents: Sequence[MediumExtent],
+    prompt: PromptLayout,
+    config: ThinkerConfig,
+    speech: SpeechSource,
+    opens: int | None = None,
+) -> TalkerPrompt:
+    """The part of a prompt that the Talker gets. prompt: all of it, which `lay_out` made from `ids` and `extents`. opens: the id with which
+    the prompt begins a thought, which is not spoken; None: the prompt begins no thought."""
+    id_array, kinds = np.array(ids, np.int64), [*config.ids.kinds]
+    is_spoken = _is_heard(id_array, speech, opens)
+    spoken_extents = [extent for extent, is_kept in zip(extents, is_spoken[np.isin(id_array, kinds)], strict=True) if is_kept]
+    layout = lay_out(id_array[is_spoken].tolist(), spoken_extents, config)
+    rows = np.where(np.isin(layout.ids, kinds), MEDIUM_ROW, TEXT_ROW)
+    return TalkerPrompt(np.flatnonzero(_is_heard(prompt.ids, speech, opens)), np.concatenate((layout.positions, rows[None])))
+
+
+def _is_heard(ids: NDArray[np.int64], speech: SpeechSource, opens: int | None) -> NDArray[np.bool_]:
+    """For each id, whether the Talker gets its row, bool [ids]. The second id of a turn shows whose turn it is. speech, opens: as in
+    `spoken_part`."""
+    turn_starts = np.maximum.accumulate(np.where(ids == speech.turn, np.arange(len(ids)), 0))
+    is_user: NDArray[np.bool_] = ids[np.minimum(turn_starts + 1, len(ids) - 1)] == speech.user
+    is_user[turn_starts[-1] :] = True
+    if opens is not None:
+        is_user[np.flatnonzero(ids == opens)[-1] :] = False
+    return is_user
+
+
+CODE_REVISION = "2"
+"""Part of the revision; raise it whenever this family's code could give other tokens for equal input. The engine has its own number."""
+
+_PREFIX = "thinker."
+_OTHERS = ("talker.", "code2wav.")
+
+
+def load_thinker(folder: Path, options: LoadOptions) -> Qwen3Thinker:
+    """Load a Thinker, and start its engine and encoders. Raises LoadError, or ValueError for misshapen weights."""
+    config = read_thinker_config(folder)
+    config_of_part(config.text, options.tensor_parallel_size, config.experts.cut)  # Raises an error before other ranks are started in vain.
+    return load_in_team(read_decoder, folder, options, partial(_load_rank, folder, config))
+
+
+def _load_rank(folder: Path, config: ThinkerConfig, options: LoadOptions, team: Team | None) -> Qwen3Thinker:
+    """The Thinker of this rank. team: the other ranks; None: there are none."""
+    tokenizer, thinker_options = tokenizer_of(folder, config), ThinkerOptions.from_settings(options.family)
+    produces = partial(thinker_ports, config.text.hidden_size, place=0 if config.speech is None else PLACE)
+    ready = Ready.of(folder, options, config, WEIGHTS, thinker_options, code=CODE_REVISION, produces=produces, team=team)
+    return Qwen3Thinker(config, ready, tokenizer, read_embedding(folder))
+
+
+# The weights ---------------------------------------------------------------------------------------------------------------------------
+
+
+def read_decoder(folder: Path, options: LoadOptions, group: Group) -> PackedDecoder:
+    """Read a rank's part of the decoder; implements `rank.RankReader`."""
+    return WEIGHTS.read_decoder(folder, options, group)
+
+
+def read_embedding(folder: Path) -> torch.Tensor:
+    """The embeddings of tokens, [tokens, hidden_size], mapped from the file; they are the rows of an answer. Raises BadCheckpoint."""
+    with Weights(folder, _OTHERS, RENAMED) as weights:
+        embedding = weights.mapped(f"{_PREFIX}model.{EMBEDDING}")
+    if embedding is None:
+        raise BadCheckpoint(f"{folder} lacks the weight {_PREFIX}model.{EMBEDDING}")
+    return embedding
+
+
+def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, group: Group) -> PackedDecoder:
+    """The decoder, or a rank's part of it."""
+    weight = decoder_weights(
+        weights, dtype, device, prefix=f"{_PREFIX}model.", head=_PREFIX + LM_HEAD, tied=config.tied, biased=config.biased
+    )
+    parts = DecoderParts(
+        rope=rotary(config.rope.theta, interleaved_axes(config.rope.sections)),
+        head_norm=head_rms_norm,
+        feed_forward=experts(config.experts),
+        after=deepstack(len(config.vision.deepstack)),
+        tap=None if config.speech is None else embedding_or_hidden(config.speech.layer),
+    )
+    if group.size == 1:
+        return PackedDecoder(config.text, weight, parts)
+    words = Qwen3OmniMoeTextConfig
+    plan = {**words.base_model_tp_plan, **words.base_model_ep_plan, **HEAD_PLAN}  # The second plan has the styles for whole experts.
+    part = config_of_part(config.text, group.size, config.experts.cut)
+    return PackedDecoder(part, weights_of_part(weight, plan, group), parts, group)
+
+
+def _check_shapes(weights: Weights, config: ThinkerConfig, group: Group) -> None:
+    """Raises BadCheckpoint if the config's sizes of encoders and experts, with which they are built next, do not fit the weights."""
+    eyes, ears, text = config.vision, config.audio, config.text
+    merged = eyes.hidden_size * eyes.unit
+    block, audio_layers = f"{_PREFIX}visual.blocks", f"{_PREFIX}audio_tower.layers"
+    for name, shape in {
+        f"{_PREFIX}visual.patch_embed.proj.weight": (eyes.hidden_size, eyes.channels, eyes.frames, eyes.patch_size, eyes.patch_size),
+        f"{_PREFIX}visual.pos_embed.weight": (eyes.positions, eyes.hidden_size),
+        f"{block}.0.mlp.linear_fc1.weight": (eyes.ffn_size, eyes.hidden_size),
+        f"{block}.{eyes.layers - 1}.norm1.weight": (eyes.hidden_size,),
+        f"{_PREFIX}visual.merger.mlp.2.weight": (eyes.output_size, merged),
+        **{f"{_PREFIX}visual.merger_list.{number}.mlp.2.weight": (eyes.output_size, merged) for number in range(len(eyes.deepstack))},
+        f"{_PREFIX}audio_tower.conv2d1.weight": (ears.channels, 1, 3, 3),
+        f"{audio_layers}.0.fc1.weight": (ears.ffn_size, ears.hidden_size),
+        f"{audio_layers}.{ears.layers - 1}.fc1.bias": (ears.ffn_size,),
+        f"{_PREFIX}audio_tower.proj2.weight": (ears.output_size, ears.hidden_size),
+    }.items():
+        weights.check_shape(name, shape)
+    for layer in range(text.layers):
+        check_experts(weights, f"{_PREFIX}model.layers.{layer}.mlp", config.experts, text.hidden_size, group)
+
+
+def _encoders(
+    weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, linear: LinearMaker
+) -> tuple[VisionEncoder, AudioEncoder]:
+    """Build the encoders of pictures and of sound."""
+    eyes, ears = (weights_below(weights, f"{_PREFIX}{part}.", dtype, device) for part in ("visual", "audio_tower"))
+    return VisionEncoder(config.vision, eyes, linear), AudioEncoder(config.audio, ears, linear)
+
+
+WEIGHTS = ThinkerWeights(others=_OTHERS, read_config=read_thinker_config, check=_check_shapes, decoder=_decoder, encoders=_encoders)

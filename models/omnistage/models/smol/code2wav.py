@@ -40,10 +40,9 @@ from omnistage.models.interface import (
     WaveRequest,
 )
 from omnistage.models.options import LoadOptions
-from omnistage.models.smol import spectrum, waveform
+from omnistage.models.smol import waveform
 from omnistage.models.smol.prosody import COUNT, ENERGY, F0, FEATURE_WIDTH, FRAME_RATE_HZ, INDEX, TEXT_WIDTH
-from omnistage.models.smol.spectrum import SpectrumNet, SpectrumStream
-from omnistage.models.smol.waveform import SAMPLE_RATE_HZ, OverlapAdd, PulseTrain
+from omnistage.models.smol.waveform import SAMPLE_RATE_HZ, OverlapAdd, PulseTrain, SpectrumNet, SpectrumStream
 from omnistage.models.speech.pace import computing_s, speakers_text
 from omnistage.models.worker import Worker
 
@@ -55,9 +54,9 @@ NOISE_SEED = 0
 """The seed of all speech: nobody can hear whether two noises differ, so another seed would change nothing that is heard."""
 SAMPLES_PER_ROW = SAMPLE_RATE_HZ // FRAME_RATE_HZ
 FRAMES_PER_ROW = SAMPLES_PER_ROW // waveform.HOP
-LOOKAHEAD_ROWS = -(-(spectrum.LOOKAHEAD + waveform.LOOKAHEAD) // FRAMES_PER_ROW)
+LOOKAHEAD_ROWS = -(-(waveform.NET_LOOKAHEAD + waveform.OVERLAP_LOOKAHEAD) // FRAMES_PER_ROW)
 """How many rows after a row its samples depend on: 15 (0.375 s of speech), or fewer at the end of a phrase."""
-CONTEXT_ROWS = -(-(spectrum.LOOKAHEAD + waveform.LOOKBEHIND) // FRAMES_PER_ROW)
+CONTEXT_ROWS = -(-(waveform.NET_LOOKAHEAD + waveform.OVERLAP_LOOKBEHIND) // FRAMES_PER_ROW)
 """How many rows before a row its samples depend on, apart from the phase of the pulses: 14, or fewer at the beginning of a phrase."""
 MAX_PHRASE_ROWS = 4096
 WARM_UP_ROWS = 150
@@ -105,7 +104,7 @@ class _Phrase:
         self._device = net.head.weight.device
         self._spectra = SpectrumStream(net)
         self._train = PulseTrain()
-        self._pulses = torch.zeros(0, spectrum.BINS, dtype=torch.complex64)  # Pulses of frames whose spectra are not made yet.
+        self._pulses = torch.zeros(0, waveform.BINS, dtype=torch.complex64)  # Pulses of frames whose spectra are not made yet.
         self._overlap = OverlapAdd()
         self._samples = torch.zeros(0)  # Made and not yet returned.
 
@@ -154,7 +153,7 @@ class _Phrase:
         if not last and self._wanted >= self._pushed + CONTEXT_ROWS:
             # The wanted samples depend on these rows only by the phase of the pulses, so the net skips them.
             count = self._spectra.skip(len(f0))
-            spectra = torch.zeros(count, spectrum.BINS, dtype=torch.complex64)
+            spectra = torch.zeros(count, waveform.BINS, dtype=torch.complex64)
         else:
             maps = self._spectra.push(torch.from_numpy(self._frames(rows)).to(self._device), last).cpu()
             count = maps.shape[0]

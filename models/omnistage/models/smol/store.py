@@ -48,8 +48,7 @@ def _revision() -> str:
 def _convert(sources: Path, out: Path, progress: ShowProgress) -> None:
     """Write the three stages. The packages that read the originals are imported here, so a machine that has the model needs none."""
     try:
-        from omnistage.models.smol.thinker_convert import convert_thinker
-        from omnistage.models.smol.voice_convert import convert_voice
+        from omnistage.models.smol.conversion import convert_thinker, convert_voice
 
         for stage in STAGES:
             (out / stage).mkdir()

@@ -34,10 +34,9 @@ from omnistage.models.interface import (
 )
 from omnistage.models.options import LoadOptions
 from omnistage.models.requests import choose_voice
-from omnistage.models.smol.g2p import Phonemizer, SpokenRun
-from omnistage.models.smol.phrase import Pause, Phrase, PhraseCutter
+from omnistage.models.smol.phrase import Pause, Phonemizer, Phrase, PhraseCutter, SpokenRun
 from omnistage.models.smol.prosody import FEATURE_WIDTH, FRAME_RATE_HZ, FeatureNet, Silence, Timed
-from omnistage.models.smol.spoken.tables import digest
+from omnistage.models.smol.spoken.rules import digest
 from omnistage.models.speech.pace import computing_s, speakers_text
 from omnistage.models.worker import Worker
 

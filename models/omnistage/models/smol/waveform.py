@@ -1,30 +1,102 @@
-"""Spectra to samples: pulses at the pitch, shaped by the net, plus shaped noise, then an inverse short-time Fourier transform.
+"""Rows to samples: a net makes short-time spectra of frames of features, and these become sound: pulses at the pitch, shaped by the net,
+plus shaped noise, then an inverse short-time Fourier transform.
 
     S = exp(lh) e^(i pi tanh(theta)) STFT(pulses(f0)) + exp(ln) Z + exp(lr) e^(i phi)
 
 The formulas are those of `hibari/dsp.py` (hibari-tts 0.2.1, Apache-2.0). Differences: everything here works on a phrase as it comes, the
-noise Z is a function of (seed, frame), and outside a phrase the pulse train is silent instead of mirrored (phrases end in silence).
-"""
+noise Z is a function of (seed, frame), and outside a phrase the pulse train is silent instead of mirrored (phrases end in silence)."""
 
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from omnistage.models.smol.spectrum import BINS
+from omnistage.models.smol.prosody import ConvNeXtBlock
+
+BINS = 601
+IN_WIDTH = 130
+WIDTH = 256
+KERNEL = 7
+LAYERS = 8
+NET_LOOKAHEAD = (LAYERS + 1) * (KERNEL // 2)
+"""Frames (80 a second) after a frame that its spectrum depends on."""
+
+
+class InputConv(nn.Module):
+    """A plain convolution over time, without padding: [n, IN_WIDTH] -> [n - 6, WIDTH], at least 0 rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(WIDTH, IN_WIDTH, KERNEL))
+        self.bias = nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if rows.shape[0] < KERNEL:
+            return rows.new_zeros(0, WIDTH)
+        windows = rows.unfold(0, KERNEL, 1).flatten(1)
+        return torch.addmm(self.bias, windows, self.weight.flatten(1).T)
+
+
+class SpectrumNet(nn.Module):
+    """The decoder's weights, under the names of the original graph. Its results are five numbers a bin: see waveform.mix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dec_in = InputConv()
+        self.dec = nn.ModuleList(ConvNeXtBlock(WIDTH, 3 * WIDTH, KERNEL) for _ in range(LAYERS))
+        self.dec_norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, 5 * BINS)
+
+
+class SpectrumStream:
+    """Passes one phrase through a SpectrumNet, part by part; keeps the last rows of each layer's input for the next part."""
+
+    def __init__(self, net: SpectrumNet) -> None:
+        self._net = net
+        device = net.head.weight.device
+        half = KERNEL // 2
+        self._kept = [torch.zeros(half, IN_WIDTH, device=device)] + [torch.zeros(half, WIDTH, device=device) for _ in net.dec]
+
+    @torch.inference_mode()
+    def push(self, frames: Tensor, last: bool) -> Tensor:
+        """Take frames [n, IN_WIDTH]; return new complete spectra [m, 5 * BINS]: up to LOOKAHEAD frames before the end, all if `last`."""
+        rows = self._net.dec_in(self._extend(0, frames, last))
+        for index, block in enumerate(self._net.dec, start=1):
+            rows = cast(ConvNeXtBlock, block).inner(self._extend(index, rows, last))
+        out: Tensor = self._net.head(self._net.dec_norm(rows))
+        return out
+
+    def skip(self, count: int) -> int:
+        """Go on as if `count` frames had been pushed, but compute nothing. If nothing came before, `count` must be at least LOOKAHEAD.
+        Returns how many spectra `push` would have returned. Spectra are right from LOOKAHEAD frames after the skipped frames on."""
+        half = KERNEL // 2
+        fresh = self._kept[0].shape[0] == half
+        self._kept = [part.new_zeros(KERNEL - 1, part.shape[1]) for part in self._kept]
+        return count - NET_LOOKAHEAD if fresh else count
+
+    def _extend(self, layer: int, rows: Tensor, last: bool) -> Tensor:
+        """Join the layer's kept rows, the new rows, and zeros after the end of the phrase; keep the rows that the next call needs."""
+        parts = [self._kept[layer], rows]
+        if last:
+            parts.append(rows.new_zeros(KERNEL // 2, rows.shape[1]))
+        extended = torch.cat(parts)
+        self._kept[layer] = extended[max(extended.shape[0] - (KERNEL - 1), 0) :]
+        return extended
+
 
 SAMPLE_RATE_HZ = 24000
 HOP = 300
 """Samples of one frame: 80 frames a second."""
 WINDOW = 1200
 _OVERLAP = WINDOW // HOP
-LOOKAHEAD = 2
+OVERLAP_LOOKAHEAD = 2
 """How many frames after a frame its samples depend on, because the windows overlap."""
-LOOKBEHIND = 1
+OVERLAP_LOOKBEHIND = 1
 """How many frames before a frame its samples depend on."""
 _LOWEST_HZ = 40.0
 _HIGHEST_HZ = 11000.0

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from omnistage.models.fetch.disk import LOCK, OwnFolder, sweep
 from omnistage.models.reports import LoadError, ShowProgress, show_nothing
@@ -48,7 +49,7 @@ MAKERS: Mapping[str, Maker] = {
     "qwen3-omni": Maker("omnistage.models.tiny.qwen3_omni.checkpoint:make", ("tiny", "small")),
     "qwen3-omni-thinking": Maker("omnistage.models.tiny.qwen3_omni.checkpoint:make_thinking", ("tiny", "small")),
     **{
-        name: Maker(f"omnistage.models.tiny.diffusers.checkpoint:{name.replace('-', '_')}", ("tiny", "small"))
+        name: Maker(f"omnistage.models.tiny.diffusers.pictures:{name.replace('-', '_')}", ("tiny", "small"))
         for name in (
             *("qwen-image", "qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered"),
             *("z-image", "longcat-image", "longcat-image-edit"),
@@ -120,3 +121,7 @@ def _umask() -> int:
     value = os.umask(0o077)
     os.umask(value)
     return value
+
+
+def write_json(path: Path, value: Any, indent: int | None = 2) -> None:
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=indent) + "\n", encoding="utf-8")

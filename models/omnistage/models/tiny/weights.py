@@ -1,7 +1,8 @@
-"""Writes random weights in the layout of published checkpoints: shards, and their index."""
+"""Random weights, the same bytes on every machine, in the layout of published checkpoints: shards, and their index."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -13,8 +14,15 @@ from transformers.utils.logging import get_verbosity, set_verbosity
 
 from omnistage.models.checkpoint.files import WEIGHTS_INDEX
 from omnistage.models.reports import ShowProgress
-from omnistage.models.tiny.files import write_json
-from omnistage.models.tiny.random_weights import noise
+from omnistage.models.tiny.makers import write_json
+
+
+def noise(name: str, shape: tuple[int, ...], seed: int, deviation: float = 1.0, mean: float = 0.0) -> torch.Tensor:
+    """Uniform numbers of `shape`, float32, with this mean and deviation; they depend only on seed and name."""
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True))
+    return torch.rand(*shape, generator=generator).sub_(0.5).mul_(math.sqrt(12) * deviation).add_(mean)
+
 
 SHARD_BYTES = 2 << 30
 

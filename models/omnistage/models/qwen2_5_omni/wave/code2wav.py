@@ -1,4 +1,6 @@
-"""Code2Wav of Qwen2.5-Omni: makes sound from codes while further codes are still being made, for many speeches at once."""
+"""Code2Wav of Qwen2.5-Omni: makes sound from codes while further codes are still being made, for many speeches at once. `load_code2wav`
+builds it from the files of a checkpoint in the published layout. A Speech turns its codes into windows, and keeps the state that the flow
+of a window leaves to the next window. Each block of a speech has noise of its own, the same in every window."""
 
 from __future__ import annotations
 
@@ -6,23 +8,153 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
-from omnistage.models.interface import Array, ModelInfo, Piece, Sound, Wanted, WaveRequest
-from omnistage.models.qwen2_5_omni.wave.config import WaveConfig
-from omnistage.models.qwen2_5_omni.wave.speaker import Speaker
-from omnistage.models.qwen2_5_omni.wave.speech import PreparedSpeech, Speech, sound
-from omnistage.models.qwen2_5_omni.wave.trial import form
-from omnistage.models.qwen2_5_omni.wave.window import Job, Vocoding, Windows
+from omnistage.engine.memory import kernels_kept
+from omnistage.models.checkpoint.files import BadCheckpoint, name_of
+from omnistage.models.checkpoint.header import bound_building
+from omnistage.models.checkpoint.revision import compute_on_thread, revision
+from omnistage.models.checkpoint.weights import Weights
+from omnistage.models.devices import hardware
+from omnistage.models.interface import Array, BadRequest, Content, ModelInfo, Piece, PortSpec, Sound, Wanted, WaveRequest
+from omnistage.models.options import LoadOptions
+from omnistage.models.qwen2_5_omni.family import Code2WavOptions
+from omnistage.models.qwen2_5_omni.voices import VoiceSizes, read_voices
+from omnistage.models.qwen2_5_omni.wave.config import CODES_PORT, SCHEDULES, WaveConfig, read_wave_config, schedule_of
+from omnistage.models.qwen2_5_omni.wave.dit import Dit, Speaker, example_net, speaker_of
+from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD, Vocoder
+from omnistage.models.qwen2_5_omni.wave.window import PIECE_FRAMES, Flow, Job, Solver, Vocoding, Windows, WindowTrials, form
 from omnistage.models.requests import choose_voice
-from omnistage.models.speech.code2wav import AUDIO, Trial, WindowedCode2Wav
+from omnistage.models.speech.code2wav import AUDIO, KERNELS, Trial, WindowedCode2Wav, round_alike, sessions_of, try_windows, workers_of
 from omnistage.models.speech.pace import Arrivals, Forecast, Halving
-from omnistage.models.speech.schedule import Schedule
+from omnistage.models.speech.schedule import Codes, Schedule, Window
 from omnistage.models.steps.loop import Loop
 from omnistage.models.steps.orders import Listeners
 from omnistage.models.worker import Worker, make_ahead
+
+
+def noise(seed: int, first: int, blocks: int, frames: int, width: int) -> torch.Tensor:
+    """Standard normal noise of consecutive blocks, float32 [blocks * frames, width], on the CPU. seed: 64 bits. first: number of the first
+    block in its speech. frames: frames of a block."""
+    # An array, because NumPy would convert a tuple by way of floating point, which rounds seeds above 2^53.
+    keys = (np.array((seed, block), np.uint64) for block in range(first, first + blocks))
+    arrays = [np.random.Generator(np.random.Philox(key=key)).standard_normal((frames, width), np.float32) for key in keys]
+    return torch.from_numpy(np.concatenate(arrays))
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedSpeech:
+    """The seed, schedule and speaker of a speech."""
+
+    seed: int
+    schedule: Schedule
+    speaker: Speaker
+
+
+class Speech:
+    """Makes the windows of one speech from its codes, one after the other. Not safe to use from two threads at once. first_sample: the
+    first sample that is wanted; earlier samples are computed only if later samples depend on them."""
+
+    def __init__(self, config: WaveConfig, windows: Windows, prepared: PreparedSpeech, first_sample: int = 0) -> None:
+        self._config, self._windows, self._prepared = config, windows, prepared
+        self._first_sample = first_sample
+        self.window: Window | None = None
+        """The window that `next` returned last."""
+        self._number = prepared.schedule.entry(first_sample // config.code_samples)
+        self._codes = Codes(prepared.schedule.first_code(self._number), 1)
+        self._ended = self._over = False  # whether all codes have come; whether the last window was solved
+        self._left: torch.Tensor | None = None
+        """The state that the last window left to the next window; see Flow."""
+        self._before = torch.zeros(0, config.dit.mel_bins, device=windows.dit.device)
+        """The last mel frames before the next window, which the vocoder needs, [n, mel_bins]."""
+
+    def feed(self, first: int, codes: Array, *, last: bool) -> None:
+        """Add the next codes, [n, 1]. first: number of the first of these codes in the speech; codes before the first needed code are
+        dropped. last: no more codes come. Raises BadRequest for codes outside the table, if needed codes were skipped, and for a speech
+        that ends before `first_sample`."""
+        if not self._ended:
+            self._take(first, codes.astype(np.int64))
+        self._ended = self._ended or last
+        samples = self._codes.came * self._config.code_samples
+        if self._ended and samples < self._first_sample:
+            raise BadRequest("resume.positions", f"the sound has {samples} samples: it cannot go on at sample {self._first_sample}")
+
+    def next(self) -> Flow | None:
+        """The flow of the next window; None: some of its codes have not come, or the speech is over. Before that, call `solved` for the
+        previous window."""
+        if self._over:
+            return None
+        self.window = self._prepared.schedule.window(self._number, self._codes.past, has_ended=self._ended)
+        return None if self.window is None else self._flow(self.window)
+
+    def solved(self, flow: Flow) -> Vocoding:
+        """The next step of the window that `next` returned last: its mel frames, to be made into sound. flow: that window's flow, done."""
+        assert self.window is not None
+        schedule, mel = self._prepared.schedule, torch.cat((self._before, flow.mel))
+        end = len(mel) - flow.ahead
+        self._left, self._before = flow.leaves, mel[max(end - FIELD, 0) : end]
+        begins = schedule.begin(self._number) * self._config.code_samples
+        self._number += 1
+        self._over = flow.leaves is None
+        self._codes.forget(schedule.first_code(self._number))
+        unheard = min((self._first_sample - begins) // self._config.vocoder.frame_samples, flow.chunk)
+        # Only whole pieces are left out, because samples of a shorter piece may have other bits.
+        unheard = max(unheard if unheard == flow.chunk else unheard // PIECE_FRAMES * PIECE_FRAMES, 0)
+        return Vocoding(
+            mel,
+            flow.chunk,
+            flow.ahead,
+            unheard,
+            wanted_frames=flow.chunk - unheard,
+            needless=max(self._first_sample - begins - unheard * self._config.vocoder.frame_samples, 0),
+            needs=schedule.first_code(schedule.entry(self.window.end)),
+            last=self._over,
+        )
+
+    def _take(self, first: int, codes: NDArray[np.int64]) -> None:
+        """Add codes, up to a code that ends the speech. See `feed`."""
+        ends = np.flatnonzero(np.isin(codes, self._config.ends))
+        if len(ends):
+            codes, self._ended = codes[: ends[0]], True
+        if len(wrong := codes[codes >= self._config.dit.code_rows]):
+            raise BadRequest("codes", f"there is no code {wrong[0]}; codes are below {self._config.dit.code_rows}")
+        self._codes.add(first, codes)
+        max_codes = self._config.dit.max_frames // self._config.dit.repeats
+        if not self._prepared.schedule.sizes and self._codes.came > max_codes:
+            raise BadRequest("code2wav.profile", f"offline makes at most {max_codes} codes into sound: ask for another profile")
+
+    def _flow(self, window: Window) -> Flow:
+        """The flow of a window. The flow makes its noise and conditions when it begins."""
+        config, dit, prepared = self._config.dit, self._windows.dit, self._prepared
+        codes = torch.from_numpy(self._codes.between(window.first, window.past)[:, 0])
+        first, blocks = window.first // self._config.block_codes, -(-len(codes) // self._config.block_codes)
+
+        def begin() -> tuple[torch.Tensor, torch.Tensor]:
+            start = noise(prepared.seed, first, blocks, config.block_frames, config.mel_bins)
+            return start.to(dit.device), dit.conditions(codes.to(dit.device), prepared.speaker, blocks)
+
+        if window.fresh:  # It uses nothing of the windows before it.
+            self._left, self._before = None, self._before[:0]
+        return Flow(
+            context=window.context * config.repeats,
+            chunk=(window.end - window.begin) * config.repeats,
+            ahead=window.ahead * config.repeats,
+            begin=begin,
+            left=self._left,
+            leaves=None if window.last else torch.empty(self._windows.solver.evaluations, *dit.kept_shape(), device=dit.device),
+        )
+
+
+def sound(vocoding: Vocoding) -> Sound:
+    """The sound of a chunk, without the samples that are not wanted."""
+    samples = torch.cat(vocoding.samples) if vocoding.samples else torch.zeros(0)
+    return Sound(samples[vocoding.needless :, None].numpy(), vocoding.needs)
 
 
 class FlowCode2Wav(WindowedCode2Wav[PreparedSpeech]):
@@ -113,3 +245,96 @@ class FlowCode2Wav(WindowedCode2Wav[PreparedSpeech]):
     def usual_codes(self, prepared: PreparedSpeech) -> Array:
         """See WindowedCode2Wav.usual_codes."""
         return np.zeros((len(prepared.schedule.sizes) * 4 * self.config.block_codes, 1), np.uint32)
+
+
+CODE_REVISION = "2"
+"""Part of the revision; raise it whenever the code could give other samples for equal input."""
+
+STEPS = 9
+"""Number of steps of the solver, as published."""
+
+FLOAT_BYTES = 4
+
+_PREFIX = "token2wav.code2wav_dit_model."
+_VOCODER = "token2wav.code2wav_bigvgan_model."
+_EXAMPLE = f"{_PREFIX}input_embed.spk_encoder."
+_OTHERS = ("thinker.", "talker.")
+
+
+def load_code2wav(folder: Path, options: LoadOptions) -> FlowCode2Wav:
+    """Load a Code2Wav, try its windows on this machine, and start its threads. Raises LoadError."""
+    config, wave_options, device = read_wave_config(folder), Code2WavOptions.from_settings(options.family), torch.device(options.device)
+    torch.set_num_threads(options.threads)
+    round_alike(device)
+    solver = Solver.of(wave_options.solver, wave_options.steps or STEPS)
+    with kernels_kept(KERNELS):
+        windows, speakers = read_parts(folder, config, solver, device)
+    count = workers_of(wave_options.workers, options, device)
+    workers = [Worker(f"flow {number}", options.threads) for number in range(count)]
+    schedules = {
+        name: schedule_of(sizes, wave_options.lookahead or blocks_ahead, config.block_codes)
+        for name, (sizes, blocks_ahead) in SCHEDULES.items()
+    }
+    trial = compute_on_thread(
+        partial(try_windows, WindowTrials(config, windows), schedules, workers, max_windows=options.max_batch_size), options.threads
+    )
+    sessions, reason = sessions_of(2 * solver.evaluations * math.prod(windows.dit.kept_shape()) * FLOAT_BYTES, options)
+    info = ModelInfo(
+        name=name_of(folder) + "-code2wav",
+        revision=revision(
+            folder,
+            CODE_REVISION,
+            dtype="float32",
+            device=hardware(options.device),
+            threads=options.threads,
+            results=trial.results,
+            settings=f"{wave_options.solver} {solver.steps} {wave_options.lookahead}",
+        ),
+        accepts=(CODES_PORT,),
+        produces=(PortSpec(AUDIO, Content.AUDIO, rate_hz=config.sample_rate_hz, width=1),),
+        max_sessions=sessions,
+        voices=tuple(speakers),
+        draws=True,
+        settings={
+            "solver": f"{wave_options.solver}, {solver.steps} steps, {solver.evaluations} evaluations",
+            "lookahead": f"{wave_options.lookahead} blocks" if wave_options.lookahead else "by the profile",
+            "max_sessions": reason,
+            **trial.why,
+        },
+    )
+    return FlowCode2Wav(config, windows, workers, schedules, speakers, info, trial)
+
+
+def read_parts(folder: Path, config: WaveConfig, solver: Solver, device: torch.device) -> tuple[Windows, dict[str, Speaker]]:
+    """(the nets, name of a voice -> its speaker). Raises BadCheckpoint."""
+    with Weights(folder, _OTHERS) as weights, torch.inference_mode():
+
+        def weight(prefix: str, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+            return _take_shaped(weights, prefix + name, shape).to(device)
+
+        dit = Dit(config.dit, partial(weight, _PREFIX), solver.evaluation_times())
+        vocoder = Vocoder(config.vocoder, partial(weight, _VOCODER))
+        stored = {name: each for name, each in weights.header.items() if name.startswith(_EXAMPLE)}
+        with torch.device("meta"), bound_building(stored, folder):  # Without memory, because its sizes are checked only when it is filled.
+            examples = example_net(config.dit)
+        fill(examples, weights, _EXAMPLE)
+        weights.check_read()
+        voices = read_voices(folder, VoiceSizes(config.dit.voice_size, config.dit.mel_bins))
+        # Computed once for each voice, on the CPU; afterwards the net of the examples is not needed any more.
+        speakers = {name: speaker_of(examples, voice.speaker, voice.example).to(device) for name, voice in voices.items()}
+    return Windows(dit, vocoder, solver), speakers
+
+
+def fill(net: torch.nn.Module, weights: Weights, prefix: str) -> None:
+    """Put the weights whose names begin with `prefix` into a net. Raises BadCheckpoint."""
+    state = {name: _take_shaped(weights, prefix + name, tuple(value.shape)) for name, value in net.state_dict().items()}
+    net.load_state_dict(state, assign=True)
+    net.eval().requires_grad_(False)
+
+
+def _take_shaped(weights: Weights, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """The weight of a name in float32. Raises BadCheckpoint if it is missing or misshapen."""
+    weight = weights.need(name)
+    if weight.shape != shape:
+        raise BadCheckpoint(f"{weights.directory}: {name} is {tuple(weight.shape)}, not {shape}")
+    return weight.float()

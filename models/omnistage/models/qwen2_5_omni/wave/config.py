@@ -1,16 +1,26 @@
-"""The config of a Qwen2.5-Omni checkpoint's Code2Wav, from its config.json."""
+"""The facts of Code2Wav of Qwen2.5-Omni: the port of its codes, its config from a checkpoint's config.json, and by profile which codes
+become sound together."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from omnistage.models.checkpoint.decoder import rope_theta_of
 from omnistage.models.checkpoint.files import BadCheckpoint, Config, read_config
 from omnistage.models.checkpoint.header import check_plain
-from omnistage.models.qwen2_5_omni.ports import CODE_RATE_HZ
+from omnistage.models.interface import Profile
 from omnistage.models.registry import check_said
+from omnistage.models.speech.schedule import Schedule
+from omnistage.models.speech.talker import codes_port
+
+CODE_RATE_HZ = 50.0
+"""Codes in a second, because a second has 24,000 samples, a mel frame 240 samples, and a code two mel frames."""
+
+CODES_PORT = codes_port(1, CODE_RATE_HZ)
+
 
 MODEL_TYPE = "qwen2_5_omni"
 
@@ -185,3 +195,23 @@ def _vocoder(config: Config) -> VocoderConfig:
 
 def _read_number(config: Config, name: str, other: str) -> int:
     return config.size(name if config.has(name) else other)
+
+
+CONTEXT = BACK_LAYERS
+"""Number of earlier blocks on which a block depends in one evaluation of the net."""
+
+REFRESH_BLOCKS = 24
+"""Least number of blocks between two refreshes, 5.8 s; each refresh computes CONTEXT blocks once more."""
+
+SCHEDULES: Mapping[str, tuple[tuple[int, ...], int]] = {
+    Profile.LATENCY: ((1, 1, 2, 3), 1),
+    Profile.BALANCED: ((1, 2, 3, 6), 1),
+    Profile.QUALITY: ((2, 3, 6), 2),
+    Profile.OFFLINE: ((), 0),
+}
+"""Profile -> (numbers of blocks of the chunks, number of blocks that a window looks ahead)."""
+
+
+def schedule_of(sizes: tuple[int, ...], blocks_ahead: int, block: int) -> Schedule:
+    """The schedule of a profile. sizes, blocks_ahead: as in SCHEDULES. block: number of codes in a block."""
+    return Schedule(sizes, blocks_ahead if sizes else 0, block, CONTEXT, REFRESH_BLOCKS)

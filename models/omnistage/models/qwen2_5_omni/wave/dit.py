@@ -1,5 +1,5 @@
 """The net of the flow in Qwen2.5-Omni's Token2Wav (Xu et al. 2025): from codes and a voice it computes the slopes along which noise becomes
-mel frames.
+mel frames. A voice comes to it as a Speaker.
 
 It is a diffusion transformer (Peebles and Xie 2023) whose frames attend within their block; a few layers also see a neighbouring block. So
 attention is computed block by block, and a layer that looks back can keep the keys and values of a block for a later call, which begins
@@ -18,10 +18,11 @@ from functools import partial
 
 import torch
 import torch.nn.functional as functional
+from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniDiTConfig
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import ECAPA_TimeDelayNet
 
 from omnistage.models.checkpoint.weights import ShapedNeed
 from omnistage.models.qwen2_5_omni.wave.config import DitConfig
-from omnistage.models.qwen2_5_omni.wave.speaker import Speaker
 from omnistage.models.steps.loop import Aside
 from omnistage.models.worker import by_two, still_working
 
@@ -318,3 +319,37 @@ def _turns(config: DitConfig) -> list[tuple[torch.Tensor, torch.Tensor]]:
     angles = (places[:, None] * frequencies).repeat(1, 2).view(3, config.block_frames, config.head_size)
     signs = torch.cat((-torch.ones(config.head_size // 2), torch.ones(config.head_size // 2)))
     return [(angles[block].cos().float(), (angles[block].sin() * signs).float()) for block in range(3)]
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """A voice in the form that the net of the flow needs. vector: the voice's own vector, float32 [voice_size]. examples: a vector made
+    from the voice's example, and a vector made from silence of equal length, float32 [2, speaker.size]."""
+
+    vector: torch.Tensor
+    examples: torch.Tensor
+
+    def to(self, device: torch.device) -> Speaker:
+        return Speaker(self.vector.to(device), self.examples.to(device))
+
+
+def example_net(config: DitConfig) -> torch.nn.Module:
+    """The net (ECAPA-TDNN, Desplanques et al. 2020) that makes vectors [n, speaker.size] from examples [n, frames, mel_bins]."""
+    net: torch.nn.Module = ECAPA_TimeDelayNet(
+        Qwen2_5OmniDiTConfig(
+            mel_dim=config.mel_bins,
+            enc_dim=config.speaker.size,
+            enc_channels=list(config.speaker.channels),
+            enc_kernel_sizes=list(config.speaker.kernel_sizes),
+            enc_dilations=list(config.speaker.dilations),
+            enc_attention_channels=config.speaker.attention_channels,
+            enc_res2net_scale=config.speaker.scale,
+            enc_se_channels=config.speaker.squeeze_channels,
+        )
+    )
+    return net
+
+
+def speaker_of(net: torch.nn.Module, vector: torch.Tensor, example: torch.Tensor) -> Speaker:
+    """The speaker of a voice. net: from `example_net`. vector: [1, voice_size]. example: [1, frames, mel_bins]."""
+    return Speaker(vector[0], net(torch.cat((example, torch.zeros_like(example)))))

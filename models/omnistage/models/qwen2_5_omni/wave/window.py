@@ -2,20 +2,22 @@
 
 codes, voice --conditions--> noise --Flow: evaluations of the net, solver--> mel frames --Vocoding, piece by piece--> samples
 
-A window needs only the state that the flow of the previous window leaves, so it can begin while the previous window becomes sound."""
+A window needs only the state that the flow of the previous window leaves, so it can begin while the previous window becomes sound. The flow
+is solved by explicit Runge-Kutta methods, one evaluation at a time. Its times are as in Token2Wav (Xu et al. 2025) of Transformers: equal
+steps from 0 to 1, moved towards 0 by the sway sampling of F5-TTS (Chen et al. 2024) with a coefficient of -1."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from omnistage.models.qwen2_5_omni.wave.config import AHEAD_LAYERS, BACK_LAYERS
+from omnistage.models.qwen2_5_omni.wave.config import AHEAD_LAYERS, BACK_LAYERS, WaveConfig
 from omnistage.models.qwen2_5_omni.wave.dit import Dit
-from omnistage.models.qwen2_5_omni.wave.solver import Solver, Trajectory
 from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD, Vocoder
+from omnistage.models.speech.schedule import Window
 from omnistage.models.steps.loop import Aside
 
 SLICE_BLOCKS = 24
@@ -209,3 +211,146 @@ class Windows:
         for job, samples in zip(jobs, sounds, strict=True):
             job.samples.append(samples.clone())
             job.sounded += end - begin
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A Runge-Kutta method, as a Butcher tableau. places: for each evaluation, its time in the step, from 0 to 1. weights: for each
+    evaluation, the weights of the step's earlier slopes in its point. result: the weights of all slopes in the result of the step."""
+
+    places: tuple[float, ...]
+    weights: tuple[tuple[float, ...], ...]
+    result: tuple[float, ...]
+
+
+METHODS: Mapping[str, Method] = {
+    "rk4": Method((0.0, 1 / 3, 2 / 3, 1.0), ((), (1 / 3,), (-1 / 3, 1.0), (1.0, -1.0, 1.0)), (1 / 8, 3 / 8, 3 / 8, 1 / 8)),
+    "midpoint": Method((0.0, 0.5), ((), (0.5,)), (0.0, 1.0)),
+    "euler": Method((0.0,), ((),), (1.0,)),
+}
+"""Name -> method; rk4 is the 3/8 rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Solver:
+    """A method, and the ascending times between which it steps."""
+
+    method: Method
+    times: tuple[float, ...]
+
+    @classmethod
+    def of(cls, name: str, steps: int) -> Solver:
+        """The solver with this number of steps. name: key of a method in METHODS."""
+        times = torch.linspace(0, 1, steps + 1)
+        times += -1.0 * (torch.cos(torch.pi / 2 * times) - 1 + times)
+        return cls(METHODS[name], tuple(times.tolist()))
+
+    @property
+    def steps(self) -> int:
+        return len(self.times) - 1
+
+    @property
+    def evaluations(self) -> int:
+        return self.steps * len(self.method.places)
+
+    def evaluation_times(self) -> list[float]:
+        """The time of each evaluation, from 0 to 1, in order."""
+        return [
+            begin + (end - begin) * place if place < 1 else end
+            for begin, end in zip(self.times[:-1], self.times[1:], strict=True)
+            for place in self.method.places
+        ]
+
+
+class Trajectory:
+    """Computes one solution, slope by slope. start: the value at time 0. point: the value at which the next slope is needed; when it is
+    `done`, the solution. evaluation: number of slopes so far."""
+
+    def __init__(self, solver: Solver, start: torch.Tensor) -> None:
+        self._solver = solver
+        self._value = self.point = start
+        self._slopes: list[torch.Tensor] = []
+        self.evaluation = 0
+
+    @property
+    def done(self) -> bool:
+        return self.evaluation == self._solver.evaluations
+
+    def take(self, slope: torch.Tensor) -> None:
+        """Add the slope at `point`, in the same shape, and set `point` to the next value."""
+        method, step = self._solver.method, self.evaluation // len(self._solver.method.places)
+        length = self._solver.times[step + 1] - self._solver.times[step]
+        self._slopes.append(slope)
+        self.evaluation += 1
+        if len(self._slopes) < len(method.places):
+            self.point = self._moved(method.weights[len(self._slopes)], length)
+            return
+        self._value = self.point = self._moved(method.result, length)
+        self._slopes = []
+
+    def _moved(self, weights: Sequence[float], length: float) -> torch.Tensor:
+        """The value at the beginning of the step, plus the weighted slopes of the step so far times its length. weights: of these slopes.
+        length: of the step, in time."""
+        point = self._value
+        for weight, slope in zip(weights, self._slopes, strict=True):
+            if weight:
+                point = torch.add(point, slope, alpha=weight * length)
+        return point
+
+
+FLOW, VOCODER = "flow", "vocoder"
+
+
+def form(window: Window | None) -> Hashable:
+    """The form of a window; windows of equal form take equally long. None: there is no window, or it is the last window of a speech, which
+    may have any length."""
+    if window is None or window.last:
+        return None
+    return window.end - window.begin, window.context, window.ahead, window.fresh, min(window.begin, FIELD)
+
+
+class WindowTrials:
+    """Implements `Trials` with the windows of one model."""
+
+    form = staticmethod(form)
+    halves = True
+
+    def __init__(self, config: WaveConfig, windows: Windows) -> None:
+        self._config, self._windows, self.shape = config, windows, windows.key
+        self.device = windows.dit.device
+        self.code_s = config.code_samples / config.sample_rate_hz
+        self.stages: Mapping[str, int] = {FLOW: windows.solver.evaluations, VOCODER: 1}
+
+    def random_job(self, stage: str, window: Window, seed: int) -> Job:
+        """See Trials. A flow is before its first evaluation, a vocoding before its first sound."""
+        config, dit, generator = self._config, self._windows.dit, torch.Generator().manual_seed(seed)
+
+        def random(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator).to(dit.device)
+
+        repeats, mel, evaluations = config.dit.repeats, config.dit.mel_bins, self.stages[FLOW]
+        frames, chunk, ahead_frames = (codes * repeats for codes in (window.past - window.first, window.end - window.begin, window.ahead))
+        if stage == VOCODER:
+            before = 0 if window.fresh else min(FIELD, window.begin * repeats)
+            return Vocoding(random(before + frames, mel) - 5, chunk, ahead_frames, 0, 0, chunk, 0, last=False)
+        return Flow(
+            context=window.context * repeats,
+            chunk=chunk,
+            ahead=ahead_frames,
+            begin=lambda: (random(frames, mel), random(2, frames, config.dit.hidden_size)),
+            left=None if window.fresh else random(1, *dit.kept_shape()).expand(evaluations, *[-1] * len(dit.kept_shape())),
+            leaves=torch.empty(evaluations, *dit.kept_shape(), device=dit.device),
+        )
+
+    def step(self, jobs: Sequence[Job], aside: Aside | None) -> list[torch.Tensor]:
+        """See Trials. The result of a vocoding is its samples; the result of a flow is its point and the state that it leaves,
+        flattened."""
+        self._windows.step(jobs, aside)
+        results = []
+        for job in jobs:
+            if isinstance(job, Vocoding):
+                results.append(job.samples[-1])
+            else:
+                assert job.leaves is not None
+                results.append(torch.cat((job.trajectory.point.flatten(), job.leaves[0].flatten())))
+        return results

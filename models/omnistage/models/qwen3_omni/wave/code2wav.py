@@ -1,26 +1,193 @@
-"""Code2Wav of Qwen3-Omni: makes sound from frames of codes while further frames are still being made, for many speeches at once."""
+"""Code2Wav of Qwen3-Omni: makes sound from frames of codes while further frames are still being made, for many speeches at once.
+`load_code2wav` builds it from the files of a checkpoint in the published layout. A Speech turns its frames into windows, and keeps the
+state that each window leaves to the next window. Windows are computed from codes to samples in steps of many windows together."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Hashable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
+import torch
 
-from omnistage.models.interface import Array, ModelInfo, Piece, Profile, Sound, Wanted, WaveRequest
-from omnistage.models.qwen3_omni.wave.config import SAMPLE_RATE_HZ, WaveConfig
-from omnistage.models.qwen3_omni.wave.speech import PreparedSpeech, Speech, first_frame
-from omnistage.models.qwen3_omni.wave.trial import form
-from omnistage.models.qwen3_omni.wave.window import WindowJob, Windows
-from omnistage.models.speech.code2wav import AUDIO, Trial, WindowedCode2Wav
+from omnistage.engine.linear import LinearMaker, build_exact
+from omnistage.engine.memory import kernels_kept
+from omnistage.models.checkpoint.files import name_of
+from omnistage.models.checkpoint.revision import compute_on_thread, revision
+from omnistage.models.checkpoint.weights import Weights
+from omnistage.models.devices import hardware
+from omnistage.models.interface import Array, BadRequest, Content, ModelInfo, Piece, PortSpec, Profile, Sound, Wanted, WaveRequest
+from omnistage.models.options import LoadOptions
+from omnistage.models.qwen3_omni.family import Code2WavOptions
+from omnistage.models.qwen3_omni.wave.config import SAMPLE_RATE_HZ, SCHEDULES, WaveConfig, read_wave_config, schedule_of
+from omnistage.models.qwen3_omni.wave.net import CausalNet, WaveState
+from omnistage.models.speech.code2wav import AUDIO, KERNELS, Trial, WindowedCode2Wav, round_alike, sessions_of, try_windows, workers_of
 from omnistage.models.speech.pace import Arrivals, Forecast
-from omnistage.models.speech.schedule import Schedule
-from omnistage.models.steps.loop import Loop
+from omnistage.models.speech.schedule import Codes, Schedule, Window
+from omnistage.models.speech.talker import codes_port
+from omnistage.models.steps.loop import Aside, Loop
 from omnistage.models.steps.orders import Listeners
 from omnistage.models.worker import Worker, make_ahead
+
+
+@dataclass(eq=False, slots=True)
+class WindowJob:
+    """The computation of a window. codes: int64 [frames, codebooks]. state: the state before the codes. silent: see CausalNet.step.
+    samples: of the codes, float32 [samples]. after: the state after the codes. Both are None until the job is done."""
+
+    codes: torch.Tensor
+    state: WaveState
+    silent: bool = False
+    samples: torch.Tensor | None = None
+    after: WaveState | None = None
+
+
+class Windows:
+    """Computes windows, each in one step; implements `Steps`."""
+
+    def __init__(self, net: CausalNet) -> None:
+        self.net = net
+
+    def key(self, job: WindowJob) -> Hashable:
+        """The shape of a job; jobs with equal keys can be computed in one step, wherever they are in their speeches, except that first
+        frames form a step of their own."""
+        return len(job.codes), job.state.place == 0, job.silent
+
+    def step(self, jobs: Sequence[WindowJob], aside: Aside | None = None) -> None:
+        """See Steps. jobs: with equal keys. aside: not used."""
+        with torch.inference_mode():
+            codes = torch.stack([job.codes for job in jobs]).to(self.net.device)
+            batch, after = self.net.step(codes, [job.state for job in jobs], silent=jobs[0].silent)
+            samples = batch.cpu()
+        for job, job_samples, state in zip(jobs, samples, after, strict=True):
+            job.samples, job.after = job_samples.clone(), state
+
+    def take(self, job: WindowJob) -> None:
+        """Does nothing, because a step has stored its results in the job."""
+
+    def is_done(self, job: WindowJob) -> bool:
+        return job.after is not None
+
+    def give_up(self, job: WindowJob) -> None:
+        """Does nothing, because a job holds only its own memory."""
+
+
+WINDOW = "window"
+
+
+def form(window: Window) -> Hashable:
+    """The form of a window; windows of equal form take equally long."""
+    return window.end - window.begin, window.begin == 0
+
+
+class WindowTrials:
+    """Implements `Trials` with the windows of one model. A job is a window with random codes, and a random state unless it is the first."""
+
+    form = staticmethod(form)
+    halves = False
+    stages: Mapping[str, int] = {WINDOW: 1}
+
+    def __init__(self, windows: Windows) -> None:
+        self._windows, self.shape = windows, windows.key
+        self.device = windows.net.device
+        self.code_s = 1 / windows.net.config.frame_rate_hz
+
+    def random_job(self, stage: str, window: Window, seed: int) -> WindowJob:
+        """See Trials."""
+        config, generator = self._windows.net.config, torch.Generator().manual_seed(seed)
+
+        def random(template: torch.Tensor) -> torch.Tensor:
+            return torch.randn(template.shape, generator=generator).to(template)
+
+        codes = torch.randint(config.codes, (window.end - window.begin, config.codebooks), generator=generator)
+        state = self._windows.net.start(window.begin)
+        if window.begin:
+            # Random, because near the beginning of a speech some keys do not belong to frames.
+            key_count = int(torch.randint(config.window, (), generator=generator))
+            state = replace(state, seen=key_count, keys=random(state.keys), inputs=tuple(map(random, state.inputs)))
+        return WindowJob(codes, state)
+
+    def step(self, jobs: Sequence[WindowJob], aside: Aside | None) -> list[torch.Tensor]:
+        """See Trials. The result of a job is its samples and the state after it, flattened."""
+        self._windows.step(jobs, aside)
+        results = []
+        for job in jobs:
+            assert job.after is not None and job.samples is not None
+            tensors = (job.samples, job.after.keys, *job.after.inputs)
+            results.append(torch.cat([each.flatten().cpu() for each in tensors]))
+        return results
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedSpeech:
+    """The parameters of a speech. schedule: cuts it into windows. heard: whether somebody listens while the sound is made."""
+
+    schedule: Schedule
+    heard: bool
+
+
+class Speech:
+    """Makes the windows of one speech from its frames, one after the other. Not safe to use from two threads at once.
+
+    first_sample: the first sample that is wanted. Earlier frames are computed only as far back as the wanted samples depend on them, in the
+    same windows as in the first run, so that all bits are the same. Windows far before that sample are silent: only attention needs
+    them."""
+
+    def __init__(self, config: WaveConfig, net: CausalNet, schedule: Schedule, first_sample: int = 0) -> None:
+        self._config, self._schedule, self._first_sample = config, schedule, first_sample
+        self.window: Window | None = None
+        """The window that `next` returned last."""
+        frame = first_frame(config, first_sample)
+        self._number = schedule.entry(frame)
+        self._sounding = schedule.begin(schedule.holding(frame)) - config.heard_frames
+        """Number of the first frame that the convolutions of wanted sound see; windows before it are silent."""
+        begin = schedule.first_code(self._number)
+        self._codes = Codes(begin, config.codebooks)
+        self._state = net.start(begin)
+        self._ended = False
+
+    def feed(self, first: int, codes: Array, *, last: bool) -> None:
+        """Add the next frames, [n, codebooks]. first: number of the first of these frames in the speech; frames before the first needed
+        frame are dropped. last: no more frames come. Raises BadRequest for codes outside the table, if needed frames were skipped, and for
+        a speech that ends before `first_sample`."""
+        frames = codes.astype(np.int64)
+        if len(wrong := frames[frames >= self._config.codes]):
+            raise BadRequest("codes", f"there is no code {wrong[0]}; codes are below {self._config.codes}")
+        self._codes.add(first, frames)
+        self._ended = self._ended or last
+        samples = max(self._codes.came * self._config.frame_samples - self._config.missing, 0)
+        if self._ended and samples < self._first_sample:
+            raise BadRequest("resume.positions", f"the sound has {samples} samples: it cannot go on at sample {self._first_sample}")
+
+    def next(self) -> WindowJob | None:
+        """The next window; None: some of its frames have not come, or the speech is over. Before that, call `made` for the previous
+        window."""
+        self.window = self._schedule.window(self._number, self._codes.past, has_ended=self._ended)
+        if self.window is None:
+            return None
+        codes = torch.from_numpy(self._codes.between(self.window.begin, self.window.end))
+        return WindowJob(codes, self._state, silent=self.window.end <= self._sounding)
+
+    def made(self, job: WindowJob) -> Sound:
+        """The sound of the window that `next` returned last, without samples before `first_sample`, and with `Sound.needs`. job: that
+        window, done."""
+        assert self.window is not None and job.after is not None and job.samples is not None
+        begins = max(job.state.place * self._config.frame_samples - self._config.missing, 0)
+        self._state = job.after
+        self._number += 1
+        self._codes.forget(self.window.end)
+        unheard = max(self._first_sample - begins, 0)
+        return Sound(job.samples[unheard:, None].numpy(), self._schedule.first_code(self._schedule.entry(self.window.end)))
+
+
+def first_frame(config: WaveConfig, sample: int) -> int:
+    """The number of the frame with which a sample is made; it may be later than the sample's own frame: see `WaveConfig.missing`."""
+    return (sample + config.missing) // config.frame_samples
 
 
 class CausalCode2Wav(WindowedCode2Wav[PreparedSpeech]):
@@ -82,3 +249,57 @@ class CausalCode2Wav(WindowedCode2Wav[PreparedSpeech]):
     def usual_codes(self, prepared: PreparedSpeech) -> Array:
         """See WindowedCode2Wav.usual_codes."""
         return np.zeros((sum(prepared.schedule.sizes) + prepared.schedule.sizes[-1], self.config.codebooks), np.uint32)
+
+
+CODE_REVISION = "2"
+"""Part of the revision; raise it whenever the code could give other samples for equal input."""
+
+PREFIX = "code2wav."
+OTHERS = ("thinker.", "talker.")
+
+
+def load_code2wav(folder: Path, options: LoadOptions) -> CausalCode2Wav:
+    """Load a Code2Wav, try its windows on this machine, and start its threads. Raises LoadError."""
+    config, wave_options, device = read_wave_config(folder), Code2WavOptions.from_settings(options.family), torch.device(options.device)
+    torch.set_num_threads(options.threads)
+    round_alike(device)
+    with kernels_kept(KERNELS):
+        net, products = build_exact(partial(read_net, folder, config, device), torch.float32, device)
+        windows = Windows(net)
+    workers = [Worker(f"wave {number}", options.threads) for number in range(workers_of(wave_options.workers, options, device))]
+    schedules = {name: schedule_of(sizes, config.frames_before) for name, sizes in SCHEDULES.items()}
+    trial = compute_on_thread(
+        partial(try_windows, WindowTrials(windows), schedules, workers, max_windows=options.max_batch_size), options.threads
+    )
+    # Twice, because a speech keeps the state before a window until the window is done, and then has the state after it too.
+    sessions, reason = sessions_of(2 * windows.net.start(1).bytes, options)
+    info = ModelInfo(
+        name=name_of(folder) + "-code2wav",
+        revision=revision(
+            folder,
+            CODE_REVISION,
+            dtype="float32",
+            device=hardware(options.device),
+            threads=options.threads,
+            results=trial.results,
+        ),
+        accepts=(codes_port(config.codebooks, config.frame_rate_hz),),
+        produces=(PortSpec(AUDIO, Content.AUDIO, rate_hz=SAMPLE_RATE_HZ, width=1),),
+        max_sessions=sessions,
+        draws=False,
+        settings={"max_sessions": reason, "products": products, **trial.why},
+    )
+    return CausalCode2Wav(config, windows, workers, schedules, info, trial)
+
+
+def read_net(folder: Path, config: WaveConfig, device: torch.device, linear: LinearMaker) -> CausalNet:
+    """Read the net. Raises BadCheckpoint."""
+    with Weights(folder, OTHERS) as weights, torch.inference_mode():
+
+        def weight(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+            weights.check_shape(PREFIX + name, shape)
+            return weights.need(PREFIX + name).float().to(device)
+
+        net = CausalNet(config, weight, linear)
+        weights.check_read()
+    return net

@@ -1,16 +1,23 @@
-"""The config of a Qwen3-Omni checkpoint's Code2Wav, from its config.json."""
+"""The config of a Qwen3-Omni checkpoint's Code2Wav, from its config.json, and by profile which frames become sound together.
+
+The net makes the same samples with every schedule, so a profile decides only how soon there is sound and how much it costs. The first
+window can be one frame, because no window looks ahead. Sizes grow slowly: the largest step between two sizes decides how long a player must
+wait before it plays."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from omnistage.models.checkpoint.decoder import check_activation, rope_theta_of
 from omnistage.models.checkpoint.files import BadCheckpoint, Config, read_config
 from omnistage.models.checkpoint.header import check_plain
+from omnistage.models.interface import Profile
 from omnistage.models.qwen3_omni.config import MODEL_TYPE
 from omnistage.models.registry import check_said
+from omnistage.models.speech.schedule import Schedule
 
 SAMPLE_RATE_HZ = 24_000
 """Samples in a second. No config has this number."""
@@ -143,3 +150,19 @@ def _sizes(section: Config, name: str) -> tuple[int, ...]:
     if not factors or min(factors) < 1 or math.prod(factors) > MOST_SAMPLES:
         raise BadCheckpoint(f"{section.place}: {name!r} is {list(factors)}; give rates of 1 and more, {MOST_SAMPLES} in all at most")
     return factors
+
+
+SCHEDULES: Mapping[str, tuple[int, ...]] = {
+    Profile.LATENCY: (1, 1, 2, 3, 4, 6, 8),
+    Profile.BALANCED: (2, 3, 4, 6, 8, 12),
+    Profile.QUALITY: (4, 6, 8, 12),
+    Profile.OFFLINE: (12,),
+}
+"""Profile -> numbers of frames of the windows; a frame is 80 ms. With more than twelve frames at once a frame costs hardly less, and other
+speeches would wait longer."""
+
+
+def schedule_of(sizes: tuple[int, ...], frames_before: int) -> Schedule:
+    """The schedule of a profile. sizes: as in SCHEDULES. frames_before: see WaveConfig. No window is refreshed: each gets the exact state
+    of the windows before it."""
+    return Schedule(sizes, ahead=0, block=1, context=frames_before, refresh=0)

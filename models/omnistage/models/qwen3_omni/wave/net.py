@@ -1,5 +1,5 @@
 """The net of Qwen3-Omni's Code2Wav: makes samples from frames of codes, for many speeches at once; each speech goes on from the state of
-its last step.
+its last step, which has the same size however many frames came before.
 
 codes --mean of embeddings--> rows --layers that see a window of the past--> rows --upsamplings, each with a ConvNeXt block-->
 --convolution, upsamplings with residual units, convolution--> samples
@@ -9,12 +9,11 @@ next step.
 
 The bits of a speech's samples do not depend on other speeches: `engine.linear` multiplies rows, and on a CPU oneDNN computes convolutions
 of every size, although torch has another way for a small convolution that is alone. Transposed convolutions are written as products and
-convolutions.
-"""
+convolutions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +22,6 @@ import torch.nn.functional as functional
 from omnistage.engine.linear import Linear, LinearMaker, whole
 from omnistage.models.checkpoint.weights import ShapedNeed
 from omnistage.models.qwen3_omni.wave.config import DILATIONS, KERNEL, WaveConfig
-from omnistage.models.qwen3_omni.wave.state import ConvolutionInputs, WaveState
 
 NEXT_EPSILON = 1e-6
 """The epsilon of the norm in a ConvNeXt block."""
@@ -344,3 +342,43 @@ def _block(config: WaveConfig, weight: ShapedNeed, number: int) -> tuple[_Upsamp
         for place, dilation in enumerate(DILATIONS, 2)
     ]
     return _Upsampling(_snake(weight, f"{name}.0", inputs), pair, rate), units
+
+
+@dataclass(frozen=True, slots=True)
+class WaveState:
+    """The state before a frame. place: number of this frame in its speech. seen: how many keys, counted from the last, belong to frames;
+    the other keys are zeros. keys: keys and values of the last frames, [layers, 2, kv_heads, window - 1, head_size]. inputs: the last
+    inputs of each convolution, in the order in which the net runs them, [channels, count] each; zeros before the first frame, as in
+    Transformers.
+
+    A step makes a new state and changes no old state, so a step that fails loses nothing."""
+
+    place: int
+    seen: int
+    keys: torch.Tensor
+    inputs: tuple[torch.Tensor, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in (self.keys, *self.inputs))
+
+
+class ConvolutionInputs:
+    """The past inputs of the convolutions of one step, which the convolutions use in order: each puts its past inputs before its new
+    inputs."""
+
+    def __init__(self, states: Sequence[WaveState]) -> None:
+        self._before = iter([torch.stack(each) for each in zip(*(state.inputs for state in states), strict=True)])
+        self._left: list[torch.Tensor] = []
+
+    def joined(self, x: torch.Tensor, keep: int) -> torch.Tensor:
+        """The past inputs of the next convolution, followed by its new inputs. x: the new inputs, [speeches, channels, count]. keep: number
+        of the last inputs that the next step needs."""
+        inputs = torch.cat((next(self._before), x), 2)
+        self._left.append(inputs[..., inputs.shape[2] - keep :])
+        return inputs
+
+    def left(self, speech: int) -> Iterable[torch.Tensor]:
+        """The inputs that one speech leaves to the next step, by convolution. They are copies, because a view would keep the inputs of all
+        speeches."""
+        return (inputs[speech].clone() for inputs in self._left)

@@ -1,13 +1,13 @@
-"""Abbreviations, titles, and letters that are read one by one."""
+"""Letters that stand for other words: abbreviations, titles, and Roman numerals. A numeral is read only where the letters form one and the
+words around it need a number."""
 
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
-from omnistage.models.smol.spoken.form import COUNT_FOLLOWS, alternatives, before
-from omnistage.models.smol.spoken.numbers import amount
-from omnistage.models.smol.spoken.rules import Say
-from omnistage.models.smol.spoken.tables import read_lists, read_short_forms
+from omnistage.models.smol.spoken.numbers import amount, cardinal, ordinal, year
+from omnistage.models.smol.spoken.rules import COUNT_FOLLOWS, Say, after, alternatives, before, read_lists, read_short_forms
 
 _FORMS = read_short_forms()
 TITLES, DOTTED_TITLES = _FORMS["title"], _FORMS["dotted title"]
@@ -59,3 +59,178 @@ def _function(match: re.Match[str]) -> str:
 
 FUNCTIONS: dict[str, Say] = {"numbered": _numbered_abbreviation, "function": _function}
 SHORTS = frozenset((*TITLES, *DOTTED_TITLES, *DOTTED, *NUMBERED, *_FORMS["plain"], "WWI", "WWII", "WWIII", *_FORMS["function"]))
+
+
+VALUES = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100, "D": 500, "M": 1000}
+_VALID = re.compile(r"M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})")
+
+_LISTS = {name: frozenset(words) for name, words in read_lists().items()}
+RULERS, RULER_TITLES = _LISTS["rulers"], _LISTS["ruler titles"]
+"""Names that "the second" may follow, and titles before them. After other pairs of names the number is read as a number: Gladiator II."""
+PARTS = _LISTS["parts"]
+"""Words that no single letter follows, so that V and X after them are numbers."""
+KINDS = _LISTS["kinds"]
+"""Words that may also stand before a letter (Type C, Group X): of single letters only I is a number after them."""
+SMALL_AFTER = _LISTS["numbered pages"]
+LEADERS = RULERS | RULER_TITLES | PARTS | KINDS
+_COUNTED_AFTER = re.compile(r" (?:century|centuries|dynasty|Dynasty|Olympiad|Olympics|Airborne|Corps|Legion|Army|Congress|Summit)\b")
+_ALIKE = _LISTS["alike kinds"]
+"""Words before which I names the kind of thing that follows: a Type I error. Elsewhere I is a number only where no pronoun can stand."""
+_NAMES_TOO = frozenset(("Mark", "Rocky"))
+_I_IS_SAID = re.compile(
+    r"'(?:m|d|ll|ve)\b| (?:am|think|know|have|want|love|like|believe|can|could|will|would|should|do|don't|need|never|always|had|was"
+    r"|[a-z]+ed|took|saw|got|went|made|teach|taught|take|attend|hate|chose|found|left|missed)\b(?<! listed)(?<! controlled)"
+)
+"""Text after an I that follows a word of _ALIKE, if this I is the pronoun."""
+_I_ENDS = re.compile(r"$|'s?(?!\w)|[^\w\s']|\.$| (?:\(|of\b(?! course)|[-–—&=]|\d|[A-Z])")
+_I_RULES = re.compile(
+    r" (?:was|is|has|died|dies|reign(?:ed|s)|rule[ds]|became|becomes|abdicated|succeed(?:ed|s)|ascended|who|whose|which|from|until|in \d|by"
+    r"|begins|began|starts|started|ends|ended|contains|covers|deals|describes|shows|says|states|and (?:[A-Z]\w+ )?[IVX]+)\b"
+)
+_HIS = re.compile(r" [a-z]+(?: [a-z]+)? (?:his|her)\b")
+_ARTICLE = _LISTS["articles"]
+_AFTER_STOP = re.compile(r"\.[\"'”’)]* [\"'“‘(]*(?P<word>\w+)")
+_BEGINS_SENTENCE = _LISTS["sentence beginnings"]
+"""Words after a number that ends its sentence; before another word the letter is an initial: John V. Lindsay."""
+_WORDS_BEFORE = re.compile(r"(?:[A-Za-zÀ-ÖØ-öø-ÿ]+\.? ){1,3}$")
+_CERTAIN = re.compile(r"II|III|VII|VIII|IX|XI{2,3}|XIV|XVI{0,3}|XIX|XXI{1,3}|XXI?V|XXIX")
+"""Two or more letters that are a number wherever they stand. IV, VI, IX, XI, XX and XL mean other things too."""
+
+
+def roman_value(numeral: str) -> int | None:
+    """The value of a numeral; None for letters that form none."""
+    if not numeral or not _VALID.fullmatch(numeral):
+        return None
+    values = [VALUES[letter] for letter in numeral]
+    return sum(-one if any(one < other for other in values[place + 1 : place + 2]) else one for place, one in enumerate(values))
+
+
+def _numeral(match: re.Match[str]) -> str | None:
+    """A numeral as a number, an ordinal or a year, by the words around it. None if the letters are no number there."""
+    text, numeral = match.string, match.group()
+    number = roman_value(numeral)
+    if number is None:
+        return None
+    if _COUNTED_AFTER.match(text, match.end()) and not set(numeral) & set("CDM") and (len(numeral) > 1 or numeral in "VX"):
+        return ordinal(number)
+    if number >= 1000 and len(numeral) >= 4:
+        return year(number)
+    words = _words_before(match)
+    if set(numeral) & set("CDM") or number > 89 or (len(numeral) == 1 and words and _is_letter(match, words)):
+        return None
+    if words[-1:] == ["the"] and words[-2:-1] and words[-2] in RULERS - RULER_TITLES and len(numeral) > 1:
+        return ordinal(number)
+    if words and _is_ordinal(words, numeral):
+        return f"the {ordinal(number)}"
+    return cardinal(number) if _CERTAIN.fullmatch(numeral) or (words and _is_counted(words, numeral)) else None
+
+
+def _words_before(match: re.Match[str]) -> list[str]:
+    """The last words before the match, at most three, without full stops: CHAPTER and Ch. are both "Chapter"."""
+    words_match = _WORDS_BEFORE.search(before(match, 60))
+    lone = len(match.group()) == 1
+    words = []
+    for word in words_match.group().split() if words_match else ():
+        stem = word.removesuffix(".")
+        words.append(NUMBERED.get(stem, stem).capitalize() if stem != word and not (lone and stem in WORDS_TOO) else stem)
+    return [word.capitalize() if word.isupper() and len(word) > 1 else word for word in words]
+
+
+def _is_letter(match: re.Match[str], words: list[str]) -> bool:
+    """Whether a single letter is no number but an initial (John V. Lindsay) or the pronoun (Dear Mary I miss you). words: before it."""
+    text, last = match.string, words[-1]
+    stop = _AFTER_STOP.match(text, match.end())
+    if stop and last not in (PARTS | KINDS) - _NAMES_TOO and not any(word in RULER_TITLES for word in words):
+        return stop["word"].capitalize() not in _BEGINS_SENTENCE
+    if match.group() != "I" or stop:
+        return False
+    if any(word in RULER_TITLES for word in words[:-1]) and _HIS.match(text, match.end()):
+        return False  # King Charles I lost his head.
+    article = any(word.lower() in _ARTICLE for word in words[-2:-1])
+    if last in _ALIKE or (last == "Mark" and article):
+        return last in _ALIKE and words[-2:] != ["World", "War"] and _I_IS_SAID.match(text, match.end()) is not None
+    return not (_I_ENDS.match(text, match.end()) or (not article and _I_RULES.match(text, match.end())))
+
+
+def _is_ordinal(words: list[str], numeral: str) -> bool:
+    """Whether a numeral after these words counts persons of one name: Henry VIII."""
+    is_ruler = words[-1] in RULERS and words[-1] not in RULER_TITLES
+    if words[-1] == "King":
+        is_ruler = len(words) > 1 and words[-2] in RULERS  # Martin Luther King III, which is no king.
+    titled = any(word in RULER_TITLES for word in words[:-1]) and words[-1][0].isupper()
+    related = len(numeral) > 1 and words[-1][0].isupper() and any(word in RULERS and word not in RULER_TITLES for word in words[-3:-1])
+    if words[-1] in PARTS | KINDS or "L" in numeral:
+        return False
+    if len(numeral) == 1:
+        return (is_ruler or titled) and numeral in "IVX" and words[-1] != "Malcolm"
+    return is_ruler or titled or related or (words[-1] == "King" and len(words) > 2)
+
+
+def _is_counted(words: list[str], numeral: str) -> bool:
+    """Whether a numeral after these words counts things: Chapter IV."""
+    last = words[-1]
+    if len(numeral) == 1:
+        if last[0].islower():
+            return last in PARTS and numeral in "VX"
+        return (last in PARTS and numeral in "IVX") or (last in KINDS and numeral == "I")
+    return last in PARTS | KINDS and (numeral != "XL" or last in ("Bowl", "Chapter", "Psalm"))
+
+
+def _list(match: re.Match[str]) -> str | None:
+    """A list of numerals: I, II, III and IV. None if they do not ascend, or if nothing shows that they are numbers."""
+    text = match.group()
+    numerals = re.findall("[IVXL]+", text)
+    values = [roman_value(numeral) or 0 for numeral in numerals]
+    words = _words_before(match)
+    if 0 in values or any(one >= other for one, other in pairwise(values)):
+        return None
+    if words and words[-1] in RULERS | RULER_TITLES and words[-1] not in PARTS:
+        return re.sub("[IVXL]+", lambda one: f"the {ordinal(roman_value(one.group()) or 0)}", text)
+    has_noun = words and words[-1].removesuffix("s") in PARTS | KINDS
+    if not (has_noun or any(_CERTAIN.fullmatch(numeral) for numeral in numerals)):
+        return None
+    return re.sub("[IVXL]+", lambda one: cardinal(roman_value(one.group()) or 0), text)
+
+
+def _range(match: re.Match[str]) -> str | None:
+    """A range of numerals: Chapters I-III, pages xii-xv. None if nothing shows that they are numbers."""
+    first, last = (roman_value(numeral.upper()) for numeral in (match["first"], match["last"]))
+    words = re.findall("[A-Za-z]+", before(match, 24))
+    has_noun = words and (words[-1].rstrip("s") in PARTS | KINDS or words[-1].lower() in SMALL_AFTER)
+    ascend = first and last and first < last and any(_CERTAIN.fullmatch(numeral) for numeral in (match["first"], match["last"]))
+    return f"{cardinal(first)} to {cardinal(last)}" if first and last and (has_noun or ascend) else None
+
+
+def _small_numeral(match: re.Match[str]) -> str | None:
+    """A numeral in small letters, in brackets or after a word such as page. None elsewhere."""
+    number = roman_value(match.group().upper())
+    words = before(match, 16).split()
+    if before(match, 1) == "(" and after(match, 1) == ")":
+        return cardinal(number) if number else None
+    last = words[-1].strip("(\"'“") if words else ""
+    has_noun = last.lower().rstrip(".") in SMALL_AFTER or (last.endswith(".") and last[:-1] in NUMBERED and last.lower() != "no.")
+    return cardinal(number) if number and has_noun else None
+
+
+def _with_ending(match: re.Match[str]) -> str | None:
+    """A numeral with the ending of an ordinal: XIXth. None for a wrong ending."""
+    number = roman_value(match["numeral"])
+    return ordinal(number) if number and ordinal(number).endswith(match["ending"][-1]) else None
+
+
+def _item(match: re.Match[str]) -> str | None:
+    """The number (i) of a list. None for f(i), and for a letter of a list: (h), (i)."""
+    front = before(match, 300)
+    return None if re.search(r"[\w)]\($", front) or "(h)" in front else "one"
+
+
+ROMAN_SIGNS = {chr(0x2160 + case + place): cardinal(place + 1) for case in (0, 16) for place in range(12)}
+"""Characters that are numerals themselves, in words."""
+ROMAN_FUNCTIONS: dict[str, Say] = {
+    "numerals": _list,
+    "range of numerals": _range,
+    "numeral": _numeral,
+    "small numeral": _small_numeral,
+    "item": _item,
+    "numeral with ending": _with_ending,
+}

@@ -1,4 +1,7 @@
-"""Replaces the characters of a text by those that the forms know: one for all that look alike, LOST for characters without a sound."""
+"""Replaces the characters of a text by those that the forms know: one for all that look alike, LOST for characters without a sound.
+
+A quote may be an apostrophe or a prime too. The text around such a mark decides which it is, once, before any form is read; so a form in
+quotes is read as the same form without them."""
 
 from __future__ import annotations
 
@@ -7,8 +10,149 @@ import unicodedata
 from dataclasses import dataclass
 
 from omnistage.models.smol.spoken.numbers import GROUP
-from omnistage.models.smol.spoken.quotes import QUOTE
-from omnistage.models.smol.spoken.tables import read_rows, read_table
+from omnistage.models.smol.spoken.rules import read_rows, read_table
+
+QUOTE = "”"
+"""Stands for every mark of a quotation: it has no sound."""
+APOSTROPHE = "'"
+PRIME, DOUBLE_PRIME = "′", "″"
+"""Signs of feet and inches, or of minutes and seconds."""
+_ALWAYS = "«»‹›「」『』〝〞〟"
+"""Marks that are never anything but a quotation's."""
+_KINDS = {'"': '"', "＂": '"', "'": "'", "＇": "'", "ʼ": "'", "´": "'"} | dict.fromkeys("“„‟”", "”") | dict.fromkeys("‘‚‛’", "’")
+"""For each mark that may be several things, the mark that ends its quotations."""
+MARKS = frozenset((*_KINDS, *_ALWAYS))
+_SINGLE = "'’"
+_MARK = re.compile(f"[{''.join(_KINDS)}]")
+_TRANSLATED = str.maketrans(dict.fromkeys(_ALWAYS, "\x1a"))
+_OPENS_BEFORE = re.compile(rf"(?:^|[\s(\[{{<=:/+~|`*_\x1a–—-]|[{''.join(MARKS)}])$")
+_CLOSES_BEHIND = re.compile(rf"$|[\s)\]}},.;:!?…>/|`*_~\x1a–—-]|[{''.join(MARKS)}]")
+_GROUPS_DIGITS = re.compile(r"\d{3}(?!\d)")
+_SHORT_YEAR = re.compile(r"\d0s(?!\w)|\d\d(?=$|[\s,;:!?)]|\.(?!\d)|[-–]['’])(?!['’])")
+"""Text after the apostrophe of a decade or a year: '90s, '99, '68-'72."""
+_ELIDED = re.compile(r"(?:tis|twas|twere|em|til|till|cause|cos|bout|round|ere|neath)(?=['’ ,;!?-]|$)|[no](?=['’])", re.IGNORECASE)
+"""Words that are written with an apostrophe at their beginning."""
+_YEAR_BEFORE = re.compile(r"\b(?:of|in|since|from|until|to|by|the|and|or|early|late|mid|class|summer|winter|[A-Z][a-z]{2,8})[ -]$")
+_PART = "[½¼¾⅓⅔⅛⅜⅝⅞]"
+_NUMBER_ENDS = re.compile(
+    rf"(?<![\w.,:/+-])(?:\d{{1,3}}(?:\.\d+)?|(?:\d{{1,3}}[ -])?\d{{1,2}}/\d{{1,2}}|\d{{0,3}}{_PART}"
+    rf"|\d{{1,3}}°\d{{1,2}}(?:['′]\d+(?:\.\d+)?)?|\d{{1,3}}['’′\"″]?[-x×]?\d{{1,2}}(?:\.\d+)?{_PART}?|\d+\+\d+)$"
+)
+"""A number that a sign of feet, inches, minutes or seconds may follow."""
+_THINGS = "screen|monitor|display|pipe|board|wheel|ladder|fence|wall|tube|nail|disk|frame|tire|pizza|bolt|screw"
+_SIZE = re.compile(rf"\b(?:inch|feet|foot|wide|tall|long|high|deep|thick|diameter|measures?|radius|(?:{_THINGS})s?)\b")
+_SIZE_BEFORE, _SIZE_BEHIND = re.compile(r"(?:\b[x×]|×|\bby) ?(?:\d{1,3}(?!\d)[./ ]?){0,3}$"), re.compile(r" ?(?:[x×]|by\b) ?\d")
+_CLAUSE = re.compile(r"[.;!?] ")
+_PLAIN_NUMBER = re.compile(r"(?<![x×] )(?<!\S)[(]?\d+(?:\.\d+)?$")
+_SPEECH_BEFORE = re.compile(r"(?:\bam|'m|\bare|'re|\bI was) (?:[a-z]+ ){0,2}[\d./]+$")
+_SPEECH_BEHIND = re.compile(r",? (?:[A-Za-z]+ ){0,2}(?:said|says|asked|told|replied|answered|wrote|added|shouted|cried)\b")
+
+
+class Quotation:
+    """Tells the marks of one text apart, phrase by phrase: a quotation may span several phrases."""
+
+    def __init__(self) -> None:
+        self._depths = dict.fromkeys(_KINDS.values(), 0)  # For each kind of mark, how many of its quotations are open.
+
+    def read(self, phrase: str) -> str:
+        """Return the next phrase, of the same length, with QUOTE, APOSTROPHE, PRIME or DOUBLE_PRIME in the place of each mark."""
+        phrase = phrase.translate(_TRANSLATED)
+        marks = [_Mark(phrase, match.start()) for match in _MARK.finditer(phrase)]
+        out = list(phrase.replace("\x1a", QUOTE))
+        for kind in ('"', "'", "”", "’"):
+            of_kind = [mark for mark in marks if mark.kind == kind and not mark.is_within_word]
+            for number, mark in enumerate(of_kind):
+                out[mark.place] = self._meaning(mark, of_kind[number + 1 : number + 9])
+        for mark in marks:
+            if mark.is_within_word:
+                out[mark.place] = mark.within_word()
+        return "".join(out)
+
+    def end(self) -> None:
+        """A paragraph ends, and with it the quotations that are open in it."""
+        self._depths = dict.fromkeys(self._depths, 0)
+
+    def _meaning(self, mark: _Mark, later: list[_Mark]) -> str:
+        """Decide what a mark is. later: the next marks of its kind."""
+        depth = self._depths[mark.kind]
+        is_open, closers = depth > 0, sum(one.may_close for one in later)
+        if mark.may_open and not (is_open and mark.sign == "'" and closers <= depth):
+            if mark.kind in _SINGLE and (mark.is_elision or not (closers or mark.begins_speech)):
+                return APOSTROPHE
+            self._depths[mark.kind] = depth + 1
+            return QUOTE
+        if not mark.may_close:
+            return APOSTROPHE if mark.kind in _SINGLE else QUOTE
+        ends_later = bool(later) and not later[0].may_open and closers >= depth
+        if mark.kind in _SINGLE and is_open and ends_later and mark.follows_s:
+            return APOSTROPHE
+        if mark.follows_digit and mark.is_prime(is_open, ends_later):
+            return PRIME if mark.kind in _SINGLE else DOUBLE_PRIME
+        self._depths[mark.kind] = max(depth - 1, 0)
+        return QUOTE if is_open or mark.kind not in _SINGLE or mark.follows_digit else APOSTROPHE
+
+
+class _Mark:
+    """A mark in a phrase, and what stands around it."""
+
+    def __init__(self, phrase: str, place: int) -> None:
+        self._phrase, self.place, self.sign = phrase, place, phrase[place]
+        self.kind = _KINDS[self.sign]
+        front, self._rest = phrase[max(place - 60, 0) : place], phrase[place + 1 : place + 41]
+        self._front = front
+        self.follows_digit = _NUMBER_ENDS.search(front) is not None
+        self.may_open = self.sign not in "’”" and _OPENS_BEFORE.search(front[-1:]) is not None and self._rest[:1].strip() != ""
+        self.may_close = self.sign not in "‚‛„‟" and front[-1:].strip() != "" and _CLOSES_BEHIND.match(self._rest) is not None
+        self.follows_s = front[-1:] == "s"
+        self.is_within_word = front[-1:].isalnum() and self._rest[:1].isalnum()
+
+    def within_word(self) -> str:
+        """Decide what a mark between two letters or digits is."""
+        sized = re.search(r"(?<![A-Za-z])\d{1,3}$", self._front) and re.match(r"\d|[x×] ?\d", self._rest)
+        if self.kind not in _SINGLE:
+            return DOUBLE_PRIME if sized else QUOTE
+        groups = _GROUPS_DIGITS.match(self._rest) and re.search(r"(?<!\d)\d{1,3}$", self._front)
+        return PRIME if sized and not groups else APOSTROPHE
+
+    def is_prime(self, is_open: bool, ends_later: bool) -> bool:
+        """Whether a mark after a number is a sign of feet or inches. is_open: a quotation of its kind is open. ends_later: the next mark of
+        its kind may end it."""
+        if self.is_speech:
+            return False
+        if self.sign in "”’":  # Written by programs that take every mark for that of a quotation.
+            return self.is_size and (ends_later or not is_open)
+        return not is_open or ends_later or (self.is_size and self.goes_on)
+
+    @property
+    def is_elision(self) -> bool:
+        """Whether the mark stands for the beginning of a word or a year: 'tis, '99."""
+        year = _SHORT_YEAR.match(self._rest) is not None and _YEAR_BEFORE.search(self._front) is not None
+        return year or _ELIDED.match(self._rest) is not None
+
+    @property
+    def begins_speech(self) -> bool:
+        return self._rest[:1].isalpha()
+
+    @property
+    def goes_on(self) -> bool:
+        return re.match(" [a-z]", self._rest) is not None
+
+    @property
+    def is_size(self) -> bool:
+        """Whether the text around says that the number before the mark is a size."""
+        clause = _CLAUSE.split(self._front)[-1] + "\x00" + _CLAUSE.split(self._rest)[0]
+        return bool(_SIZE_BEFORE.search(self._front) or _SIZE_BEHIND.match(self._rest) or _SIZE.search(clause))
+
+    @property
+    def is_speech(self) -> bool:
+        """Whether a mark after a number ends a speech whose beginning was not seen."""
+        begins = re.fullmatch(r"[('\" ]*\d+(?:\.\d+)?", self._front) and re.match(" (?![a-z]{2})", self._rest)
+        return (
+            not self.is_size
+            and _PLAIN_NUMBER.search(self._front) is not None
+            and bool(begins or _SPEECH_BEFORE.search(self._front) or _SPEECH_BEHIND.match(self._rest))
+        )
+
 
 LOST = "\x00"
 """Stands for a character that means something and has neither a sound nor a word."""

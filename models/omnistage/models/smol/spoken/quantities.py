@@ -2,28 +2,58 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 from omnistage.models.smol.spoken.characters import FRACTIONS
-from omnistage.models.smol.spoken.currencies import CURRENCIES
-from omnistage.models.smol.spoken.form import alternatives, is_kind
-from omnistage.models.smol.spoken.numbers import (
-    NUMBER,
-    WrittenNumber,
-    amount,
-    bare,
-    cardinal,
-    fraction,
-    parse_number,
-    plural,
+from omnistage.models.smol.spoken.numbers import NUMBER, WrittenNumber, amount, bare, cardinal, fraction, parse_number, plural
+from omnistage.models.smol.spoken.rules import Say, Spell, alternatives, is_kind, read_lists, read_rows, read_short_forms, table
+
+CURRENCIES = {sign: (one, many, coin, coins) for sign, one, many, coin, coins in read_rows("currencies.tsv")}
+"""By sign or code: the singular and plural of the money, then of its small coins; empty for money that has none."""
+
+
+UNITS = {sign: (one, many) for sign, one, many in read_rows("units.tsv")}
+"""By the sign of each unit: its singular and its plural."""
+_ATOM = alternatives(sign for sign in UNITS if " " not in sign)
+_SPACED = alternatives(sign for sign in UNITS if " " in sign)
+_POWER = r"(?:²|³|\^[23]|[23](?!\d))"
+UNIT = rf"(?:{_SPACED}|(?:{_ATOM}){_POWER}?(?:[/·](?:{_ATOM}){_POWER}?)?)"
+"""A pattern for a unit after a number."""
+_SHORT_LONE = table("km cm mm kg kW μm μg μs mph kph mpg rpm fps dpi ppi bpm psi")
+LONE_UNITS = frozenset(sign for sign in UNITS if len(sign) > 2 and not sign.islower() and sign not in ("MeV", "GeV")) | frozenset(
+    _SHORT_LONE
 )
-from omnistage.models.smol.spoken.rules import Say, Spell
-from omnistage.models.smol.spoken.tables import read_lists, read_short_forms
-from omnistage.models.smol.spoken.units import LONE_UNIT, UNIT, UNITS, unit_names
+LONE_UNIT = rf"(?:(?:{_ATOM})/(?:{_ATOM}){_POWER}?|(?:[kcm]?m|ft|mi)[²³]|{alternatives(LONE_UNITS)})"
+"""A pattern for a unit that needs no number before it."""
+_UNIT_PARTS = re.compile(rf"({_ATOM})({_POWER})?(?:([/·])({_ATOM})({_POWER})?)?")
+_POWERS = {"2": "square", "²": "square", "3": "cubic", "³": "cubic"}
+
+
+@functools.lru_cache(maxsize=512)
+def unit_names(unit: str) -> tuple[str, str]:
+    """The singular and the plural of a unit: "m/s²" as "meter per second squared" and "meters per second squared"."""
+    if unit in UNITS:
+        return UNITS[unit]
+    match = _UNIT_PARTS.fullmatch(unit)
+    assert match is not None
+    sign, power, between, other, other_power = match.groups()
+    kind = f"{_POWERS[power[-1]]} " if power else ""
+    one, plural_name = (kind + name for name in UNITS[sign])
+    if not other:
+        return one, plural_name
+    tail = UNITS[other][0]
+    if other_power:
+        square = other_power[-1] in "2²"
+        tail = f"{tail} {'squared' if square else 'cubed'}" if tail == "second" else f"{_POWERS[other_power[-1]]} {tail}"
+    if between == "·":
+        return f"{one} {tail}", f"{one} {tail}s"
+    return f"{one} per {tail}", f"{plural_name} per {tail}"
+
 
 _SHORT_FORMS = read_short_forms()
 _SCALES, _PER_WORDS = _SHORT_FORMS["scale"], _SHORT_FORMS["price"]
-_PARTS = read_lists()["fraction parts"]
+_FRACTION_PARTS = read_lists()["fraction parts"]
 _COIN = re.compile(rf"[ -](?:{'|'.join(read_lists()['priced things'])})s?\b")
 
 
@@ -96,7 +126,7 @@ def _part_of_one(text: str) -> str | None:
 def _common_fraction(text: str) -> str | None:
     """A fraction whose under part is one that people use, or 1/250. None for others, which may be days."""
     over, under = map(int, text.split("/"))
-    return fraction(over, under) if 0 < over < under and (str(under) in _PARTS or (over == 1 and under > 31)) else None
+    return fraction(over, under) if 0 < over < under and (str(under) in _FRACTION_PARTS or (over == 1 and under > 31)) else None
 
 
 def _quotient(text: str) -> str:

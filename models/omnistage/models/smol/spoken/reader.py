@@ -1,4 +1,5 @@
-"""The reader of a text: tries the written forms in their order at each place, and puts their words together."""
+"""The reader of a text: tries the written forms in their order at each place, and puts their words together. `is_open` tells whether the
+end of a text is read the same whatever follows, so that a voice may rest there."""
 
 from __future__ import annotations
 
@@ -8,15 +9,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from omnistage.models.smol.spoken import abbreviations, addresses, codes, quantities, roman, signs, times, units
-from omnistage.models.smol.spoken.characters import CURRENCY_SIGNS, GREEK, LOST, SIGN_WORDS, clean
-from omnistage.models.smol.spoken.currencies import CURRENCIES
-from omnistage.models.smol.spoken.form import alternatives
+from omnistage.models.smol.spoken import abbreviations, quantities, signs, times
+from omnistage.models.smol.spoken.abbreviations import DOTTED_TITLES, SAYS, TITLES
+from omnistage.models.smol.spoken.characters import CURRENCY_SIGNS, GREEK, LOST, SIGN_WORDS, Quotation, clean
 from omnistage.models.smol.spoken.notations import read_notations
 from omnistage.models.smol.spoken.numbers import GROUP, amount, bare, cardinal, letters
-from omnistage.models.smol.spoken.quotes import Quotation
-from omnistage.models.smol.spoken.rules import Names, Rule, Spell, read_rules
-from omnistage.models.smol.spoken.tables import read_lists, read_short_forms
+from omnistage.models.smol.spoken.quantities import CURRENCIES
+from omnistage.models.smol.spoken.rules import (
+    MAX_CONTEXT,
+    Names,
+    Rule,
+    Spell,
+    alternatives,
+    read_lists,
+    read_rules,
+    read_short_forms,
+    table,
+)
+from omnistage.models.smol.spoken.signs import BOOKS, LABELS
+from omnistage.models.smol.spoken.times import MONTHS, SHORT_DAYS, SHORT_MONTHS, WEEKDAYS, awaits_ratio
 
 
 def _long_form(forms: Mapping[str, str], short_form: str) -> str:
@@ -38,11 +49,11 @@ NAMES = Names(
     | quantities.PATTERNS
     | signs.PATTERNS
     | times.PATTERNS,
-    _SPELLINGS | addresses.SPELLINGS | codes.SPELLINGS | times.SPELLINGS | quantities.SPELLINGS | signs.SPELLINGS,
+    _SPELLINGS | signs.ADDRESS_SPELLINGS | signs.CODE_SPELLINGS | times.SPELLINGS | quantities.SPELLINGS | signs.SPELLINGS,
     dict(quantities.NOUNS),
-    abbreviations.FUNCTIONS | times.FUNCTIONS | quantities.FUNCTIONS | signs.FUNCTIONS | roman.FUNCTIONS,
+    abbreviations.FUNCTIONS | times.FUNCTIONS | quantities.FUNCTIONS | signs.FUNCTIONS | abbreviations.ROMAN_FUNCTIONS,
 )
-_WORDS = {**SIGN_WORDS, **GREEK, **{sign: CURRENCIES[sign][0] for sign in CURRENCY_SIGNS}, **roman.OWN, LOST: ""}
+_WORDS = {**SIGN_WORDS, **GREEK, **{sign: CURRENCIES[sign][0] for sign in CURRENCY_SIGNS}, **abbreviations.ROMAN_SIGNS, LOST: ""}
 """The words for signs that no rule reads."""
 
 
@@ -80,7 +91,7 @@ _SPECIAL = (
     | frozenset(times.SHORT_MONTHS)
     | frozenset(times.SHORT_DAYS)
     | frozenset(sign for sign in CURRENCIES if sign.isalpha())
-    | units.LONE
+    | quantities.LONE_UNITS
     | frozenset(signs.SHORT_BOOKS)
 )
 _PLAIN = re.compile(r"[A-Za-zÀ-ÖØ-öø-ÿ]{2,}(?:'[a-zA-Z]+)*(?=[ ,;!?)\"”]|$|\.(?: |$))|[A-Z]'(?:m|d|ll|ve|re|s)\b|[aAI](?= [a-z])")
@@ -204,3 +215,80 @@ def read_phrase(phrase: str) -> SpokenText:
 def read_aloud(text: str) -> SpokenText:
     """Read any text aloud. Linear in its length."""
     return read_phrase(Quotation().read(read_notations(text)))
+
+
+_CLOSERS = "\"'”’)]}»(|"
+_FORMS_GO_ON = frozenset(table("on by until since from before after due date dated a an one each every per sq cu fl ft w"))
+"""Words before a day or a price, or within a unit."""
+_OPENING_NAMES = (
+    frozenset((*MONTHS, *SHORT_MONTHS, *SHORT_DAYS, *TITLES, *DOTTED_TITLES))
+    | abbreviations.LEADERS
+    | abbreviations.SMALL_AFTER
+    | BOOKS
+    | frozenset(read_lists()["states"])
+    | {"World", "Nº"}
+    | SAYS
+    | frozenset((*WEEKDAYS, *table("noon midnight Noon Midnight am pm AM PM")))
+    | frozenset(sign for sign in CURRENCIES if sign.isalpha())
+)
+_KINDS_AFTER = frozenset(("a", "an", "one", "each", "every"))
+"""A 5 km run: the unit is read as a kind of run."""
+_AWAITING = (
+    "lasting before",
+    "place before",
+    "scored",
+    "account",
+    "secret before",
+    "place name before",
+    "versioned before",
+    "emergency before",
+)
+"""Contexts that decide how a number after them is read."""
+_AWAITED = re.compile(f"(?:{'|'.join(NAMES.patterns[name] for name in _AWAITING)}) ?$")
+_SCALES = frozenset(NAMES.patterns["scale words"].split("|"))
+_NUMERAL = re.compile(r"[IVXLCDM]{1,15}")
+_HOUSE = re.compile(r"\d{3}[A-Z]?")
+_ANY_LETTER = re.compile(r"[^\W\d_]")
+_LONE_LETTERS = frozenset(("a", "A", "I"))
+
+
+def _leads(words: list[str]) -> bool:
+    return any((one.capitalize() if one.isupper() else one) in abbreviations.LEADERS for one in words)
+
+
+def is_open(text: str) -> bool:
+    """Whether the last word of a text may begin a written form that is not complete, or decides how the next word is read."""
+    text = text[-80:].rstrip()
+    words = text.split()[-3:]
+    word = words[-1] if words else ""
+    stem = word.strip(_CLOSERS)
+    if not _ANY_LETTER.search(word) or any(map(str.isdigit, word)) or "\\" in word or word.endswith((".", "#", "/", "&")):
+        return True
+    if (
+        stem.lower() in _FORMS_GO_ON | LABELS
+        or stem in _OPENING_NAMES
+        or stem.removesuffix("s") in abbreviations.PARTS | abbreviations.KINDS
+        or stem.capitalize() in MONTHS
+    ):
+        return True
+    if stem in ("and", "or") and _NUMERAL.fullmatch("".join(words[-2:-1]).rstrip(",")):
+        return True
+    if stem.isupper() and stem.capitalize() in _OPENING_NAMES:
+        return True
+    if stem == "the" and any(one in abbreviations.RULERS for one in words[-2:-1]):
+        return True  # Elizabeth the II.
+    if stem == "of" and len(words) == 3 and words[0].rstrip(".") in _OPENING_NAMES and words[1].isdecimal():
+        return True
+    if stem in _SCALES and any(any(map(str.isdecimal, one)) for one in words[:-1]):
+        return True
+    if stem in ("to", "of", "and", "or") and words[-2:-1] and re.fullmatch(r"\d+s", words[-2]):
+        return True  # From 5s to 10s, 25s of audio.
+    if len(words) == 3 and words[0].lower().lstrip(_CLOSERS + "“‘") in _KINDS_AFTER and any(map(str.isdecimal, words[1])):
+        return True
+    if len(stem.lstrip("-−")) == 1 and stem not in _LONE_LETTERS:
+        return True
+    if _NUMERAL.fullmatch(stem) and (len(stem) > 1 or _leads(words[:-1])):
+        return True
+    if stem[:1].isupper() and (_leads(words[:-1]) or any(_HOUSE.fullmatch(one) for one in words[:-1])):
+        return True
+    return awaits_ratio(f"{text} ") or _AWAITED.search(f"{text[-MAX_CONTEXT:]} ") is not None

@@ -1,15 +1,112 @@
-"""The machine that reads written forms: rows of a table say what is written, between which contexts, and which words are said for it."""
+"""The rules of written forms, which stand in the tables of this package: rows of rules.tsv say what is written, between which contexts, and
+which words are said for it; other tables have lists of words and short forms. A line that begins with "# " is a remark. What the text
+around a form says about it is read here too."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import NamedTuple
 
-from omnistage.models.smol.spoken.form import in_equation, is_kind
 from omnistage.models.smol.spoken.numbers import amount, parse_number
-from omnistage.models.smol.spoken.tables import read_lines
+
+
+def read_lines(name: str) -> Iterator[str]:
+    """The lines of a table, without remarks."""
+    text = files(__package__).joinpath("tables", name).read_text(encoding="utf-8")
+    yield from (line for line in text.split("\n") if line and not line.startswith("# "))
+
+
+def read_rows(name: str) -> Iterator[list[str]]:
+    """The rows of a table, split at tabs."""
+    yield from (line.split("\t") for line in read_lines(name))
+
+
+def read_table(name: str) -> dict[str, str]:
+    """A table of two columns: the words for each sign."""
+    return {row[0]: row[1] for row in read_rows(name)}
+
+
+def digest() -> str:
+    """A hash of all tables: two voices with other tables speak otherwise."""
+    tables = sorted(files(__package__).joinpath("tables").iterdir(), key=lambda table: table.name)
+    return hashlib.sha256(b"".join(table.read_bytes() for table in tables)).hexdigest()[:12]
+
+
+@functools.cache
+def read_short_forms() -> dict[str, dict[str, str]]:
+    """The table of abbreviations: for each kind, its short forms and their words."""
+    forms = dict[str, dict[str, str]]()
+    for kind, short, words in read_rows("abbreviations.tsv"):
+        forms.setdefault(kind, {})[short] = words
+    return forms
+
+
+@functools.cache
+def read_lists() -> dict[str, tuple[str, ...]]:
+    """The lists of words, by name."""
+    return {name: tuple(words.split()) for name, words in read_rows("words.tsv")}
+
+
+def before(match: re.Match[str], characters: int) -> str:
+    """The text before a match, at most `characters` long."""
+    return match.string[max(match.start() - characters, 0) : match.start()]
+
+
+def after(match: re.Match[str], characters: int) -> str:
+    """The text after a match, at most `characters` long."""
+    return match.string[match.end() : match.end() + characters]
+
+
+_CLAUSE = re.compile(r"[;!?]|[.,:] |[A-Za-z]{3,}")
+_RELATION = re.compile(r"[=≠≤≥≈]")
+
+
+def in_equation(match: re.Match[str]) -> bool:
+    """Whether a relation sign (= ≠ ≤ ≥ ≈) stands near the match, with no word of three letters and no end of a clause between."""
+    return bool(_RELATION.search(_CLAUSE.split(before(match, 60))[-1]) or _RELATION.search(_CLAUSE.split(after(match, 60))[0]))
+
+
+def alternatives(words: Iterable[str]) -> str:
+    """A pattern that matches any of these words, the longest that fits."""
+    return "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
+
+
+def table(words: str) -> tuple[str, ...]:
+    """The words of a line."""
+    return tuple(words.split())
+
+
+COUNT_FOLLOWS = re.compile(
+    r" (?:of (?:us|them|you|these|those|the|my|our|his|her|their)\b(?! (?:same|following|next|previous) year)"
+    r"|(?:people|(?:wo)?men|children|feet)\b"
+    r"|(?!(?:was|is|has|as|this|his|its|us|does|across|unless|always|perhaps|sometimes|plus|minus|versus|yes|thus|besides|towards|afterwards"
+    r"|regardless|less|marks|falls|begins|starts|ends|brings|comes|works|looks|remains|becomes|seems|means|sees|opens|closes|runs|goes|lies"
+    r"|says|gives|takes|makes|shows|deals|lists|honors|celebrates|commemorates)\b)[a-z]{2,}(?<![su])s\b)"
+)
+"""Words after a number that counts things, as in "By May 20 people had come": plurals. Some words that end with s are verbs."""
+
+
+_THING_BEFORE = re.compile(r"\b(?:an?|one|each|every) $", re.IGNORECASE)
+_THING = re.compile(
+    r"(?: |-)(?!(?:or|to|in|of|for|and|per|wide|tall|long|high|deep|thick|on|at|an?|is|was|are|were|from|with|by|the|that|which|as|if|each"
+    r"|every|more|less)\b)[a-z]{2,}"
+)
+_KIND = re.compile(rf"[ -](?:{'|'.join(read_lists()['things'])})s?(?![\w'-])")
+_MEASURE = re.compile(rf" (?:{'|'.join(read_lists()['sized things'])})s?\b")
+
+
+def is_kind(match: re.Match[str]) -> bool:
+    """Whether an amount says what kind of thing follows: a 5 km run, the 60 W bulb."""
+    text, end = match.string, match.end()
+    if _KIND.match(text, end) or _MEASURE.match(text, end):
+        return True
+    return bool(_THING_BEFORE.search(before(match, 8)) and _THING.match(text, end))
+
 
 MAX_CONTEXT = 48
 """How many characters before a form may decide about it."""

@@ -1,14 +1,13 @@
-"""The words for signs that take more than a row: powers, sums, absolute values, ranges of numbers."""
+"""What is read sign by sign: signs that take more than a row, such as powers, sums, absolute values and ranges; addresses of web, mail and
+files; and digits that are no amount, such as telephone numbers, versions and codes."""
 
 from __future__ import annotations
 
 import re
 
 from omnistage.models.smol.spoken.characters import CURRENCY_SIGNS, GREEK, SUPERSCRIPTS
-from omnistage.models.smol.spoken.form import after, before
-from omnistage.models.smol.spoken.numbers import amount, cardinal, ordinal, parse_number
-from omnistage.models.smol.spoken.rules import Say, Spell
-from omnistage.models.smol.spoken.tables import read_lists, read_short_forms
+from omnistage.models.smol.spoken.numbers import ONES, amount, bare, cardinal, digits, letters, name, ordinal, parse_number, plural
+from omnistage.models.smol.spoken.rules import Say, Spell, after, before, read_lists, read_short_forms
 
 BOOKS, SHORT_BOOKS = frozenset(read_lists()["books"]), read_short_forms()["book"]
 LABELS = frozenset((*read_lists()["labels"], *read_lists()["labels of ranges"]))
@@ -87,3 +86,130 @@ SPELLINGS: dict[str, Spell] = {
     "ordinal power": lambda text: ordinal(int(_plain(text))) if _plain(text).isdecimal() else _plain(text),
 }
 FUNCTIONS: dict[str, Say] = {"ascending": _ascending, "bar": _bar, "stars": _stars, "sum": _sum}
+
+
+_SPELLED = read_lists()["spelled extensions"]
+_SIGN_NAMES = {
+    ".": "dot",
+    "/": "slash",
+    "\\": "backslash",
+    "-": "dash",
+    "_": "underscore",
+    "@": "at",
+    ":": "colon",
+    "~": "tilde",
+    "+": "plus",
+    "#": "hash",
+    "?": "question mark",
+    "=": "equals",
+    "&": "and",
+    "%": "percent",
+    "*": "star",
+    "$": "dollar",
+    ",": "comma",
+    "'": "",
+    "(": "",
+    ")": "",
+    "!": "",
+    ";": "",
+}
+_PIECES = re.compile(r"[A-Za-zÀ-ÖØ-öø-ÿ]+|\d+|.")
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+
+def spell(text: str) -> str:
+    """A name of a machine, a file or an account in words, every sign by its name."""
+    words = []
+    pieces = _PIECES.findall(text)
+    for place, piece in enumerate(pieces):
+        if piece.isdecimal():
+            words.append(digits(piece) if len(piece) > 4 else bare(piece))
+        elif piece in _SIGN_NAMES:
+            words.append(_SIGN_NAMES[piece])
+        elif place and pieces[place - 1] == "." and piece.lower() in _SPELLED:
+            words.append(letters(piece))
+        else:
+            words.append(_CAMEL.sub(" ", piece) if piece.isalpha() else "")
+    return " ".join(word for word in words if word)
+
+
+def _host(host: str) -> str:
+    """The host of a web address, without a "www."."""
+    return spell(re.sub(r"(?i)^www\.", "", host))
+
+
+def _snake(text: str) -> str:
+    return spell(text).replace(" underscore", "")
+
+
+ADDRESS_SPELLINGS: dict[str, Spell] = {"spell": spell, "host": _host, "snake": _snake}
+
+
+def _grouped(text: str) -> str:
+    """Groups of digits, digit by digit, with a rest between two groups."""
+    words = ", ".join(digits(group) or "X" for group in re.findall(r"\d+|X$", text))
+    return f"plus {words}" if text[0] == "+" else words
+
+
+def _sign_groups(text: str) -> str:
+    """Pairs or groups of signs, sign by sign: the address of a network card, a UUID."""
+    return ", ".join(" ".join(ONES[int(one)] if one.isdecimal() else one.upper() for one in group) for group in re.split("[:-]", text))
+
+
+def _digits_and_letters(text: str) -> str:
+    """Digits of any base, and the colons of an IPv6 address, sign by sign."""
+    return " ".join("colon" if one == ":" else ONES[int(one)] if one.isdecimal() else letters(one) for one in text)
+
+
+def _machine(host: str) -> str:
+    """The host of an IPv4 address: 192.168.1.1."""
+    return " dot ".join(cardinal(int(part)) for part in host.split("."))
+
+
+def _version(number: str) -> str:
+    return " point ".join(digits(part) if part[0] == "0" and len(part) > 1 else amount(part) for part in number.split("."))
+
+
+def _label(text: str) -> str:
+    """The label of a version: -rc.1 as "R.C. one", +build.5 as "plus build five"."""
+    words = []
+    for piece in re.findall(r"[A-Za-z]+|\d+|[+]", text):
+        if piece.isdecimal():
+            words.append(name(piece))
+        elif piece == "+":
+            words.append("plus")
+        else:
+            words.append(letters(piece) if len(piece) < 3 or not re.search("[aeiouy]", piece, re.IGNORECASE) else piece)
+    return " ".join(words)
+
+
+def _list(text: str) -> str | None:
+    """Numbers with commas between them: 1,2,3. None if the commas group digits."""
+    return None if parse_number(text).grouped else ", ".join(map(bare, text.split(",")))
+
+
+def _places(text: str) -> str:
+    """1,2-dichloroethane: the numbers of atoms, one by one."""
+    return " ".join(cardinal(int(part)) for part in text.split(","))
+
+
+def _tail(text: str) -> str:
+    """The letters after a number: read one by one if they are capital letters and few."""
+    return letters(text) if text.isupper() and len(text) <= 3 else text
+
+
+CODE_SPELLINGS: dict[str, Spell] = {
+    "grouped": _grouped,
+    "digits": digits,
+    "signs": _sign_groups,
+    "digits and letters": _digits_and_letters,
+    "machine": _machine,
+    "ordinal": lambda number: ordinal(int(number.replace(",", ""))),
+    "places": _places,
+    "list": _list,
+    "name": name,
+    "names": lambda text: plural(name(text)),
+    "version": _version,
+    "label": _label,
+    "tail": _tail,
+}

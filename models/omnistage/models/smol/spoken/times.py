@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 
-from omnistage.models.smol.spoken.form import COUNT_FOLLOWS, alternatives, before, in_equation
 from omnistage.models.smol.spoken.numbers import ONES, amount, cardinal, digits, ordinal, plural, spoken_year, year
-from omnistage.models.smol.spoken.rules import Say, Spell
-from omnistage.models.smol.spoken.tables import read_lists, read_short_forms
+from omnistage.models.smol.spoken.rules import COUNT_FOLLOWS, Say, Spell, alternatives, before, in_equation, read_lists, read_short_forms
 
 MONTHS = read_lists()["months"]
 SHORT_MONTHS, SHORT_DAYS = read_short_forms()["short month"], read_short_forms()["short day"]

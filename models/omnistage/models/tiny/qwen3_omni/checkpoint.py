@@ -17,9 +17,9 @@ import torch
 from omnistage.models.reports import ShowProgress
 from omnistage.models.tiny.makers import CheckpointOrder
 from omnistage.models.tiny.omni import added_gains, with_tokenizer, write_settings
-from omnistage.models.tiny.qwen3_omni import code2wav, talker, thinker
+from omnistage.models.tiny.qwen3_omni import parts
+from omnistage.models.tiny.qwen3_omni.parts import TEMPLATE, THINKING_TEMPLATE, Ids, write_tokenizer
 from omnistage.models.tiny.qwen3_omni.sizes import SIZES, Size
-from omnistage.models.tiny.qwen3_omni.tokenizer import TEMPLATE, THINKING_TEMPLATE, Ids, write_tokenizer
 from omnistage.models.tiny.weights import write_weights
 
 PREPROCESSOR = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "processor_class": "Qwen3OmniMoeProcessor"}
@@ -69,19 +69,19 @@ def fill(directory: Path, values: Mapping[str, Any], seed: int, dtype: torch.dty
 
 def config(size: Size, ids: Ids, dtype: str) -> dict[str, Any]:
     """The contents of config.json. dtype: "float32" or "bfloat16"."""
-    thinker_config = thinker.config(size.thinker, ids, dtype)
+    thinker_config = parts.thinker_config(size.thinker, ids, dtype)
     repeated = {name: value for name, value in thinker_config.items() if name.endswith("_token_id")}
     return {
         "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
         "assistant_token_id": ids.assistant,
-        "code2wav_config": code2wav.config(size.talker.groups, size.talker.codes),
+        "code2wav_config": parts.code2wav_config(size.talker.groups, size.talker.codes),
         "dtype": dtype,
         "enable_audio_output": True,
         "im_end_token_id": ids.im_end,
         "im_start_token_id": ids.im_start,
         "model_type": "qwen3_omni_moe",
         "system_token_id": ids.system,
-        "talker_config": talker.config(size.talker, size.thinker.text.hidden, size.hidden_layer, repeated),
+        "talker_config": parts.talker_config(size.talker, size.thinker.text.hidden, size.hidden_layer, repeated),
         "thinker_config": thinker_config,
         "transformers_version": "4.57.0.dev0",
         "tts_bos_token_id": ids.tts_bos,
@@ -100,7 +100,7 @@ def thinking_config(size: Size, ids: Ids, dtype: str) -> dict[str, Any]:
 def write(directory: Path, config: Mapping[str, Any], seed: int, dtype: torch.dtype, progress: ShowProgress) -> None:
     """Write the weights as shards with their index. Ids of the heads that are no token or no code are as likely as any other, as in
     published checkpoints: a server must ban them."""
-    parts = (("thinker", thinker.weights), ("talker", talker.weights), ("code2wav", code2wav.weights))
+    parts = (("thinker", parts.thinker_weights), ("talker", parts.talker_weights), ("code2wav", parts.code2wav_weights))
     shapes = {
         name: shape for part, weights in parts if f"{part}_config" in config for name, shape in weights(config[f"{part}_config"]).items()
     }
@@ -110,8 +110,8 @@ def write(directory: Path, config: Mapping[str, Any], seed: int, dtype: torch.dt
 
 def _distribution(name: str, shape: tuple[int, ...], adds: Mapping[str, float]) -> tuple[float, float]:
     """Mean and deviation of the numbers of a weight. adds: as from added_gains."""
-    if name.startswith(code2wav.PREFIX):
-        return code2wav.distribution(name, shape)
+    if name.startswith(parts.CODE2WAV_PREFIX):
+        return parts.code2wav_distribution(name, shape)
     owner = name.split(".")[-2]
     gain = next((gain for part, gain in GAINS if part in name), 1.0)
     if name.endswith(".bias"):

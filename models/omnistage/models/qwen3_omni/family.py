@@ -1,4 +1,4 @@
-"""Options that only models of this family have."""
+"""The family Qwen3-Omni, as data: its models, and the options that only they have. No torch."""
 
 from __future__ import annotations
 
