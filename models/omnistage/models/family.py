@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from omnistage.models.checkpoint.files import WEIGHTS
 from omnistage.models.interface import StageModel
 from omnistage.models.options import LoadOptions
 
@@ -69,3 +70,13 @@ class Family:
     needs: tuple[str, ...] = ()
     default: str = ""
     marks: tuple[tuple[Mark, ...], ...] = field(default=())
+
+
+CONFIG_AND_WEIGHTS = ("config.json", WEIGHTS)
+"""Names of files that a model with weights needs."""
+
+ON_ENGINE = ("threads", "max_batch_size", "max_batch_tokens", "kv_cache_bytes", "enable_cache")
+"""Names of settings that every model on the engine uses."""
+
+SPEAKS = ("enable_audio_output", "enable_talker")
+"""Keys of a config that are false if the checkpoint has neither Talker nor Code2Wav."""

@@ -10,12 +10,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
-from omnistage.models.checkpoint.files import WEIGHTS, BadCheckpoint, Config, Unreachable, check_files, json_object, offline, read_config
+from omnistage.models.checkpoint.files import BadCheckpoint, Config, Unreachable, check_files, json_object, offline, read_config
 from omnistage.models.devices import check_possible, check_there
+from omnistage.models.diffusers.family import DIFFUSERS
 from omnistage.models.family import Family, Loader, Mark, ModelEntry, OptionsReader
 from omnistage.models.interface import StageModel
 from omnistage.models.options import GPU_MEMORY, MEMORY_SHARE, OPTIONAL, LoadOptions, value_text
+from omnistage.models.qwen2_5_omni.family import QWEN2_5_OMNI
+from omnistage.models.qwen3_omni.family import QWEN3_OMNI
 from omnistage.models.reports import LoadError, ShowProgress
+from omnistage.models.smol.family import SMOL
+from omnistage.models.toy.family import TOYS
 
 
 class UnknownFamily(LoadError):
@@ -35,166 +40,14 @@ ADVICE: Mapping[str, str] = {
 FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
 """Errors that building a model may raise if its files cannot be read, or if its config has unforeseen values."""
 
-CONVERTED = ("config.json", WEIGHTS)
-
-_ON_ENGINE = ("threads", "max_batch_size", "max_batch_tokens", "kv_cache_bytes", "enable_cache")
-"""Names of settings that every model on the engine uses."""
-
-_SPEAKS = ("enable_audio_output", "enable_talker")
-"""Keys of a config that are false if the checkpoint has neither Talker nor Code2Wav."""
-
-_SPEECH_2_5 = ("talker_config", "token2wav_config")
-"""Sections of a config of Qwen2.5-Omni that its Talker and its Code2Wav both read."""
-
-_TOY = "omnistage.models.toy.stages:ToyOptions"
-"""The options of the toy models, the same for every kind of stage, so that one option can be set for a whole chain."""
-
 FAMILIES: Mapping[str, Family] = {
-    "toy": Family(
-        models={
-            "thinker": ModelEntry("omnistage.models.toy.stages:load_thinker", options=_TOY),
-            "talker": ModelEntry("omnistage.models.toy.stages:load_talker", options=_TOY, voices=("toy",)),
-            "code2wav": ModelEntry("omnistage.models.toy.stages:load_code2wav", options=_TOY),
-            "diffusion": ModelEntry("omnistage.models.toy.stages:load_diffusion", options=_TOY),
-        },
-    ),
-    "toy-omni": Family(
-        models={
-            "thinker": ModelEntry("omnistage.models.toy.omni:load_thinker", options="omnistage.models.toy.omni:OmniThinkerOptions"),
-            "talker": ModelEntry("omnistage.models.toy.omni:load_talker", options="omnistage.models.toy.omni:OmniOptions"),
-            "code2wav": ModelEntry("omnistage.models.toy.omni:load_code2wav", options="omnistage.models.toy.omni:OmniOptions"),
-        },
-    ),
-    "toy-film": Family(
-        models={"diffusion": ModelEntry("omnistage.models.toy.film:load_film", options="omnistage.models.toy.film:FilmOptions")},
-    ),
-    "smol": Family(
-        models={
-            "thinker": ModelEntry(
-                "omnistage.models.smol.thinker:load_thinker",
-                devices=("cpu", "cuda"),
-                dtypes=("float32", "bfloat16"),
-                uses=_ON_ENGINE,
-                folder="thinker",
-                files=(*CONVERTED, "tokenizer.json"),
-                model_type="qwen2_5_omni_thinker",
-            ),
-            "talker": ModelEntry(
-                "omnistage.models.smol.talker:load_talker",
-                uses=("threads",),
-                folder="talker",
-                files=CONVERTED,
-                model_type="hibari-talker",
-                voices=("heart",),
-            ),
-            "code2wav": ModelEntry(
-                "omnistage.models.smol.code2wav:load_code2wav",
-                devices=("cpu", "cuda"),
-                uses=("threads",),
-                folder="code2wav",
-                files=CONVERTED,
-                model_type="hibari-code2wav",
-            ),
-        },
-        needs=("torch", "transformers", "tokenizers", "safetensors", "hibari"),
-        default="omnistage.models.smol.store:model_directory",
-        marks=(
-            (
-                Mark("thinker/config.json", "model_type", ("qwen2_5_omni_thinker",)),
-                Mark("talker/config.json", "model_type", ("hibari-talker",)),
-                Mark("code2wav/config.json", "model_type", ("hibari-code2wav",)),
-            ),
-        ),
-    ),
-    "qwen2_5_omni": Family(
-        models={
-            "thinker": ModelEntry(
-                "omnistage.models.qwen2_5_omni.thinker:load_thinker",
-                devices=("cpu", "cuda"),
-                dtypes=("float32", "bfloat16"),
-                uses=(*_ON_ENGINE, GPU_MEMORY, MEMORY_SHARE, "tensor_parallel_size"),
-                options="omnistage.models.qwen2_5_omni.family:ThinkerOptions",
-                files=(*CONVERTED, "tokenizer.json", "preprocessor_config.json"),
-                model_type="qwen2_5_omni",
-            ),
-            "talker": ModelEntry(
-                "omnistage.models.qwen2_5_omni.talker:load_talker",
-                devices=("cpu", "cuda"),
-                dtypes=("float32", "bfloat16"),
-                uses=(*_ON_ENGINE, GPU_MEMORY, MEMORY_SHARE),
-                options="omnistage.models.qwen2_5_omni.family:TalkerOptions",
-                files=(*CONVERTED, "spk_dict.pt"),
-                model_type="qwen2_5_omni",
-                sections=_SPEECH_2_5,
-                switches=_SPEAKS,
-            ),
-            "code2wav": ModelEntry(
-                "omnistage.models.qwen2_5_omni.wave.code2wav:load_code2wav",
-                devices=("cpu", "cuda"),
-                uses=("threads", "max_batch_size"),
-                options="omnistage.models.qwen2_5_omni.family:Code2WavOptions",
-                files=(*CONVERTED, "spk_dict.pt"),
-                model_type="qwen2_5_omni",
-                sections=_SPEECH_2_5,
-                switches=_SPEAKS,
-            ),
-        },
-        needs=("torch", "transformers", "tokenizers", "safetensors", "jinja2", "av", "PIL", "soxr"),
-        marks=((Mark("config.json", "model_type", ("qwen2_5_omni",)),),),
-    ),
-    "qwen3_omni": Family(
-        models={
-            "thinker": ModelEntry(
-                "omnistage.models.qwen3_omni.thinker:load_thinker",
-                devices=("cpu", "cuda"),
-                dtypes=("float32", "bfloat16"),
-                uses=(*_ON_ENGINE, GPU_MEMORY, MEMORY_SHARE, "tensor_parallel_size"),
-                options="omnistage.models.qwen3_omni.family:ThinkerOptions",
-                files=(*CONVERTED, "tokenizer.json", "preprocessor_config.json"),
-                model_type="qwen3_omni_moe",
-            ),
-            "talker": ModelEntry(
-                "omnistage.models.qwen3_omni.talker:load_talker",
-                devices=("cpu", "cuda"),
-                dtypes=("float32", "bfloat16"),
-                uses=(*_ON_ENGINE, GPU_MEMORY, MEMORY_SHARE),
-                options="omnistage.models.qwen3_omni.family:TalkerOptions",
-                files=CONVERTED,
-                model_type="qwen3_omni_moe",
-                sections=("talker_config", "code2wav_config"),
-                switches=_SPEAKS,
-            ),
-            "code2wav": ModelEntry(
-                "omnistage.models.qwen3_omni.wave.code2wav:load_code2wav",
-                devices=("cpu", "cuda"),
-                uses=("threads", "max_batch_size"),
-                options="omnistage.models.qwen3_omni.family:Code2WavOptions",
-                files=CONVERTED,
-                model_type="qwen3_omni_moe",
-                sections=("code2wav_config",),
-                switches=_SPEAKS,
-            ),
-        },
-        needs=("torch", "transformers", "tokenizers", "safetensors", "jinja2", "av", "PIL", "soxr"),
-        marks=((Mark("config.json", "model_type", ("qwen3_omni_moe",)),),),
-    ),
-    "diffusers": Family(
-        models={
-            "diffusion": ModelEntry(
-                "omnistage.models.diffusers.loading:load_pictures",
-                devices=("cpu", "cuda"),
-                dtypes=("float32", "bfloat16"),
-                uses=("threads", "max_batch_size", "enable_cache", "tensor_parallel_size"),
-                options="omnistage.models.diffusers.options:DiffusersOptions",
-                files=("model_index.json",),
-            ),
-        },
-        needs=("torch", "diffusers", "transformers", "tokenizers", "safetensors", "PIL"),
-        default="omnistage.models.diffusers.store:model_directory",
-        marks=((Mark("model_index.json", "_class_name"),),),
-    ),
+    **TOYS,
+    "smol": SMOL,
+    "qwen2_5_omni": QWEN2_5_OMNI,
+    "qwen3_omni": QWEN3_OMNI,
+    "diffusers": DIFFUSERS,
 }
-
+"""The families of this repository. Each is described in the module `family` of its folder."""
 
 GROUP = "omnistage.families"
 """Entry points of this group name families of other packages: `name = "module:ATTRIBUTE"`, where the Family is. An entry point with the

@@ -30,7 +30,11 @@ class _Block:
 
 class VisionEncoder:
     """The encoder of pictures and films; implements the common VisionEncoder. weight: returns a weight by its name without
-    "thinker.visual."."""
+    "thinker.visual.".
+
+    It is Transformers' `Qwen2_5OmniVisionEncoder`: a vision transformer with RMS norms, gated feed-forward layers, rotary positions on two
+    axes (row and column of a patch) and attention within windows, except in a few layers. At the end, patches are merged two by two on each
+    side."""
 
     def __init__(self, config: VisionConfig, weight: Need, linear: LinearMaker) -> None:
         self.config = config
@@ -112,13 +116,20 @@ def _block(weight: Need, name: str, linear: LinearMaker) -> _Block:
     )
 
 
+# Sound -------------------------------------------------------------------------------------------------------------------------------
+
+
 def rows_of_frames(frames: int) -> int:
     """Number of rows that this many frames of the spectrogram become: a convolution keeps every second frame, then pairs are averaged."""
     return ((frames - 1) // 2 + 1) // 2
 
 
 class AudioEncoder:
-    """The sound encoder; implements the common AudioEncoder. weight: returns a weight by its name without "thinker.audio_tower."."""
+    """The sound encoder; implements the common AudioEncoder. weight: returns a weight by its name without "thinker.audio_tower.".
+
+    It is Transformers' `Qwen2_5OmniAudioEncoder`: Whisper's encoder (Radford et al. 2022) in chunks of two seconds that do not see each
+    other, with every two rows averaged at the end, so that a row stands for 40 ms. A convolution is computed as a product of three frames
+    at a time."""
 
     def __init__(self, config: AudioConfig, weight: Need, linear: LinearMaker) -> None:
         self.config = config

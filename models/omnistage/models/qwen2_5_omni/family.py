@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from omnistage.models import options
+from omnistage.models.family import CONFIG_AND_WEIGHTS, ON_ENGINE, SPEAKS, Family, Mark, ModelEntry
+from omnistage.models.options import GPU_MEMORY, MEMORY_SHARE
 from omnistage.models.reports import LoadError
 
 FAMILY = "qwen2_5_omni"
@@ -49,3 +51,44 @@ class Code2WavOptions(options.Code2WavOptions):
         """Raises LoadError."""
         if self.solver not in SOLVERS:
             raise LoadError(f"option solver of the code2wav of {self.family} is {self.solver!r}; there are {', '.join(SOLVERS)}")
+
+
+_SPEECH = ("talker_config", "token2wav_config")
+"""Sections of a config that the Talker and Code2Wav both read."""
+
+QWEN2_5_OMNI = Family(
+    models={
+        "thinker": ModelEntry(
+            "omnistage.models.qwen2_5_omni.thinker:load_thinker",
+            devices=("cpu", "cuda"),
+            dtypes=("float32", "bfloat16"),
+            uses=(*ON_ENGINE, GPU_MEMORY, MEMORY_SHARE, "tensor_parallel_size"),
+            options="omnistage.models.qwen2_5_omni.family:ThinkerOptions",
+            files=(*CONFIG_AND_WEIGHTS, "tokenizer.json", "preprocessor_config.json"),
+            model_type="qwen2_5_omni",
+        ),
+        "talker": ModelEntry(
+            "omnistage.models.qwen2_5_omni.talker:load_talker",
+            devices=("cpu", "cuda"),
+            dtypes=("float32", "bfloat16"),
+            uses=(*ON_ENGINE, GPU_MEMORY, MEMORY_SHARE),
+            options="omnistage.models.qwen2_5_omni.family:TalkerOptions",
+            files=(*CONFIG_AND_WEIGHTS, "spk_dict.pt"),
+            model_type="qwen2_5_omni",
+            sections=_SPEECH,
+            switches=SPEAKS,
+        ),
+        "code2wav": ModelEntry(
+            "omnistage.models.qwen2_5_omni.wave.code2wav:load_code2wav",
+            devices=("cpu", "cuda"),
+            uses=("threads", "max_batch_size"),
+            options="omnistage.models.qwen2_5_omni.family:Code2WavOptions",
+            files=(*CONFIG_AND_WEIGHTS, "spk_dict.pt"),
+            model_type="qwen2_5_omni",
+            sections=_SPEECH,
+            switches=SPEAKS,
+        ),
+    },
+    needs=("torch", "transformers", "tokenizers", "safetensors", "jinja2", "av", "PIL", "soxr"),
+    marks=((Mark("config.json", "model_type", ("qwen2_5_omni",)),),),
+)

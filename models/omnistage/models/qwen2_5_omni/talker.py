@@ -32,7 +32,7 @@ from omnistage.models.text.engine_model import Started, choose_dtype, decoder_we
 
 
 class Qwen2_5Talker(RowTalker):
-    """The Talker of Qwen2.5-Omni; implements `TalkerModel`. Build it with `loading_talker.load_talker`."""
+    """The Talker of Qwen2.5-Omni; implements `TalkerModel`. Build it with `load_talker`."""
 
     def __init__(self, config: TalkerConfig, engine: Engine, added: AddedRows, info: ModelInfo, context: int) -> None:
         """See RowTalker."""
@@ -55,6 +55,9 @@ class Qwen2_5Talker(RowTalker):
         items = np.full((positions.shape[1], 1), self.config.nothing, np.int64)
         items[-2:, 0] = codec.pad, codec.bos
         return items, positions
+
+
+# Loading -----------------------------------------------------------------------------------------------------------------------------
 
 
 CODE_REVISION = "3"

@@ -36,7 +36,7 @@ END = "<|im_end|>"
 
 
 class Qwen2_5Thinker(MediaThinker):
-    """The Thinker of Qwen2.5-Omni; implements `ThinkerModel`. Build it with `loading.load_thinker`."""
+    """The Thinker of Qwen2.5-Omni; implements `ThinkerModel`. Build it with `load_thinker`."""
 
     def __init__(self, config: ThinkerConfig, ready: Ready, tokenizer: ChatTokenizer) -> None:
         """See MediaThinker."""
@@ -98,6 +98,9 @@ def _chunks(times: NDArray[np.int64], step: int) -> list[tuple[int, int]]:
             start = index
     chunks.append((start, len(times)))
     return chunks
+
+
+# Loading -----------------------------------------------------------------------------------------------------------------------------
 
 
 CODE_REVISION = "4"

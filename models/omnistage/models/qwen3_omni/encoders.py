@@ -23,7 +23,12 @@ engine.feed_forward)."""
 
 class VisionEncoder:
     """The encoder of pictures and films; implements the common VisionEncoder. weight: returns a weight by its name without
-    "thinker.visual."."""
+    "thinker.visual.".
+
+    It is Transformers' `Qwen3OmniMoeVisionEncoder`: a vision transformer with layer norms, learned positions that are interpolated for the
+    picture's size, rotary positions on two axes and attention within a frame. At the end, patches are merged two by two on each side. After
+    some layers, patches are merged too, to rows that the decoder adds after its first layers (DeepStack, Meng et al. 2024). The numbers of
+    such a row are appended to the numbers of its output row."""
 
     def __init__(self, config: VisionConfig, weight: Need, linear: LinearMaker) -> None:
         self.config = config
@@ -108,12 +113,22 @@ def _product(weight: Need, name: str, linear: LinearMaker) -> Linear:
     return linear(weight(f"{name}.weight"), weight(f"{name}.bias"))
 
 
+# Sound -------------------------------------------------------------------------------------------------------------------------------
+
+
 CHUNKS = 8
 """Number of chunks that go through the convolutions at once, to bound the memory of these."""
 
 
 class AudioEncoder:
-    """The sound encoder; implements the common AudioEncoder. weight: returns a weight by its name without "thinker.audio_tower."."""
+    """The sound encoder; implements the common AudioEncoder. weight: returns a weight by its name without "thinker.audio_tower.".
+
+    It is Transformers' `Qwen3OmniMoeAudioEncoder`: three convolutions over time and pitch see chunks of a second, each by itself; Whisper's
+    layers see windows of several chunks. A second has 13 rows. A convolution is computed as a product of three by three numbers at a time.
+
+    If a sound is longer than a chunk, its last chunk is padded with silence to a whole one, as in Transformers. Transformers also pads a
+    sound that is shorter than a chunk if a longer sound is in the same conversation, and then its last row differs; here a sound always has
+    the rows that it has alone."""
 
     def __init__(self, config: AudioConfig, weight: Need, linear: LinearMaker) -> None:
         self.config = config

@@ -168,8 +168,13 @@ def seed_of(seed: int, codebook: int) -> int:
 
 
 class FrameAttention:
-    """Attention of the code predictor; holds keys and values of one frame for each speaker. speakers: largest number of speakers. together:
-    whether all speakers share a product."""
+    """Attention of the code predictor, within frames; holds keys and values of one frame for each speaker. speakers: largest number of
+    speakers. together: whether all speakers share a product.
+
+    A frame has a few places, and each frame begins anew. So keys and values are stored by speaker and head, and are multiplied without a
+    copy. Places that a row does not see yet are masked, so that all passes have one size; the numbers in masked places must be finite. The
+    bits of a row may depend on how many speakers are multiplied together. So each number of speakers is tried at load; if the bits differ
+    for any number, each speaker is always multiplied alone."""
 
     def __init__(self, spec: DecoderSpec, speakers: int) -> None:
         self._spec = spec

@@ -39,7 +39,7 @@ from omnistage.models.text.engine_model import Logits, Started, choose_dtype, de
 
 
 class Qwen3Talker(RowTalker):
-    """The Talker of Qwen3-Omni; implements `TalkerModel`. Build it with `loading_talker.load_talker`."""
+    """The Talker of Qwen3-Omni; implements `TalkerModel`. Build it with `load_talker`."""
 
     def __init__(self, config: TalkerConfig, engine: Engine, added: AddedRows, info: ModelInfo, context: int) -> None:
         """See RowTalker."""
@@ -60,6 +60,9 @@ class Qwen3Talker(RowTalker):
         items[: -len(voice_items), 0] = np.where(kinds == TEXT_ROW, config.nothing, config.medium)
         items[-len(voice_items) :, 0] = voice_items
         return items, positions
+
+
+# Loading -----------------------------------------------------------------------------------------------------------------------------
 
 
 CODE_REVISION = "2"

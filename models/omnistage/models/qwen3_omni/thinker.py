@@ -45,7 +45,7 @@ END = "<|im_end|>"
 
 
 class Qwen3Thinker(MediaThinker):
-    """The Thinker of Qwen3-Omni; implements `ThinkerModel`. Build it with `loading.load_thinker`."""
+    """The Thinker of Qwen3-Omni; implements `ThinkerModel`. Build it with `load_thinker`."""
 
     def __init__(self, config: ThinkerConfig, ready: Ready, tokenizer: ChatTokenizer, embedding: torch.Tensor) -> None:
         """embedding: the embeddings of all tokens, [tokens, hidden_size], on the CPU. ready, tokenizer: see MediaThinker."""
@@ -145,6 +145,9 @@ def _is_heard(ids: NDArray[np.int64], speech: SpeechSource, opens: int | None) -
     if opens is not None:
         is_user[np.flatnonzero(ids == opens)[-1] :] = False
     return is_user
+
+
+# Loading -----------------------------------------------------------------------------------------------------------------------------
 
 
 CODE_REVISION = "2"

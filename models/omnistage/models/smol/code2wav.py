@@ -164,7 +164,7 @@ class _Phrase:
 
     @staticmethod
     def _frames(rows: Samples) -> Samples:
-        """The rows as frames for the net, [len(rows) * FRAMES_PER_ROW, spectrum.IN_WIDTH]."""
+        """The rows as frames for the net, [len(rows) * FRAMES_PER_ROW, waveform.IN_WIDTH]."""
         text = np.repeat(rows[:, :TEXT_WIDTH], FRAMES_PER_ROW, axis=0)
         f0, energy = rows[:, F0].reshape(-1, 1), rows[:, ENERGY].reshape(-1, 1)
         pitch = np.log(np.maximum(f0, 0) + 1) / np.float32(5)

@@ -51,9 +51,14 @@ _WEIGHTS_SHARE = 0.6
 
 
 def convert_thinker(gguf: Path, out: Path, progress: Callable[[float], None] | None = None) -> None:
-    """Write config.json, generation_config.json, model.safetensors (bfloat16), tokenizer.json and tokenizer_config.json into `out`. gguf:
-    SmolLM2-135M-Instruct, any quantisation. out: an existing, empty folder. progress: called with 0 to 1. Raises ValueError for a file that
-    is not a Llama, or whose tensors are not a Llama's."""
+    """Write SmolLM2-135M-Instruct (a Llama) in the form of a Qwen2.5-Omni Thinker: config.json, generation_config.json, model.safetensors
+    (bfloat16), tokenizer.json and tokenizer_config.json into `out`. gguf: SmolLM2-135M-Instruct, any quantisation. out: an existing, empty
+    folder. progress: called with 0 to 1. Raises ValueError for a file that is not a Llama, or whose tensors are not a Llama's.
+
+    A Llama layer is a Qwen2 layer whose query, key and value biases are zero, and for plain text the three sections of multimodal rotary
+    positions are equal, so the results are the same as the Llama's. The result loads with Transformers'
+    `Qwen2_5OmniThinkerForConditionalGeneration.from_pretrained`; audio and vision encoders are present in their smallest form and
+    unused."""
     from gguf import GGUFReader
 
     report = progress or (lambda share: None)
@@ -173,6 +178,9 @@ def _write_tokenizer(facts: dict[str, Any], out: Path) -> None:
         "chat_template": facts["tokenizer.chat_template"],
     }
     (out / "tokenizer_config.json").write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+# The voice ---------------------------------------------------------------------------------------------------------------------------
 
 
 GraphWeights = dict[str, NDArray[np.float32]]

@@ -64,7 +64,7 @@ class Pause(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Phrase:
     """Text to be spoken in one breath, without line breaks. pause: the rest after it. places: the place of each character in the whole
-    text, see Placed; empty for a phrase that comes from no text. Each quote, apostrophe and prime is written as quotes.py says."""
+    text, see Placed; empty for a phrase that comes from no text. Each quote, apostrophe and prime is written as `Quotation` says."""
 
     text: str
     pause: Pause
@@ -202,6 +202,9 @@ def _goes_on(word: str) -> bool:
     if stem in NUMBERED and len(stem) > 1:
         return False
     return stem in _GO_ON or bool(_INITIALS.fullmatch(stem)) or bool(_LIST_NUMBER.fullmatch(word))
+
+
+# Phonemes ----------------------------------------------------------------------------------------------------------------------------
 
 
 PAD = 0

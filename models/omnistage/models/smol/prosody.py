@@ -123,6 +123,9 @@ class FeatureNet(nn.Module):
         return torch.cat([self.m["text"](timed.ids)[phoneme[span]], f0[span], energy[span], place.float()], dim=1)
 
 
+# The blocks of the nets --------------------------------------------------------------------------------------------------------------
+
+
 class DepthwiseConv(nn.Module):
     """A convolution over time with one filter a channel, without padding: [rows, channels] -> [rows - reach, channels], at least 0 rows.
     It adds shifted rows: that is faster than the general convolution at these sizes, and a row of the result has the same bits in any

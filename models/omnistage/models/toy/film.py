@@ -253,6 +253,9 @@ def load_film(folder: Path | None, options: LoadOptions) -> FilmMaker:
     return FilmMaker(FilmOptions.from_settings(dict(options.family)))
 
 
+# Products ----------------------------------------------------------------------------------------------------------------------------
+
+
 NAME = "toy-film"
 IMAGE, VIDEO, AUDIO = "image", "video", "audio"
 STILL, FILM, SOUND = "image/png", "video/x-grey8", "audio/x-pcm16"

@@ -158,7 +158,7 @@ def sound(vocoding: Vocoding) -> Sound:
 
 
 class FlowCode2Wav(WindowedCode2Wav[PreparedSpeech]):
-    """The Code2Wav of Qwen2.5-Omni; implements `Code2WavModel` with a flow and a vocoder. Build it with `loading.load_code2wav`."""
+    """The Code2Wav of Qwen2.5-Omni; implements `Code2WavModel` with a flow and a vocoder. Build it with `load_code2wav`."""
 
     def __init__(
         self,
@@ -245,6 +245,9 @@ class FlowCode2Wav(WindowedCode2Wav[PreparedSpeech]):
     def usual_codes(self, prepared: PreparedSpeech) -> Array:
         """See WindowedCode2Wav.usual_codes."""
         return np.zeros((len(prepared.schedule.sizes) * 4 * self.config.block_codes, 1), np.uint32)
+
+
+# Loading -----------------------------------------------------------------------------------------------------------------------------
 
 
 CODE_REVISION = "2"

@@ -213,6 +213,9 @@ class Windows:
             job.sounded += end - begin
 
 
+# The solver of the flow --------------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class Method:
     """A Runge-Kutta method, as a Butcher tableau. places: for each evaluation, its time in the step, from 0 to 1. weights: for each
@@ -298,6 +301,9 @@ class Trajectory:
         return point
 
 
+# The trial at load -------------------------------------------------------------------------------------------------------------------
+
+
 FLOW, VOCODER = "flow", "vocoder"
 
 
@@ -310,7 +316,7 @@ def form(window: Window | None) -> Hashable:
 
 
 class WindowTrials:
-    """Implements `Trials` with the windows of one model."""
+    """Implements `Trials` with random windows of one model."""
 
     form = staticmethod(form)
     halves = True

@@ -77,6 +77,9 @@ class Windows:
         """Does nothing, because a job holds only its own memory."""
 
 
+# The trial at load -------------------------------------------------------------------------------------------------------------------
+
+
 WINDOW = "window"
 
 
@@ -121,6 +124,9 @@ class WindowTrials:
             tensors = (job.samples, job.after.keys, *job.after.inputs)
             results.append(torch.cat([each.flatten().cpu() for each in tensors]))
         return results
+
+
+# A speech ----------------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +197,7 @@ def first_frame(config: WaveConfig, sample: int) -> int:
 
 
 class CausalCode2Wav(WindowedCode2Wav[PreparedSpeech]):
-    """The Code2Wav of Qwen3-Omni; implements `Code2WavModel` with a net that looks back only. Build it with `loading.load_code2wav`."""
+    """The Code2Wav of Qwen3-Omni; implements `Code2WavModel` with a net that looks back only. Build it with `load_code2wav`."""
 
     def __init__(
         self,
@@ -249,6 +255,9 @@ class CausalCode2Wav(WindowedCode2Wav[PreparedSpeech]):
     def usual_codes(self, prepared: PreparedSpeech) -> Array:
         """See WindowedCode2Wav.usual_codes."""
         return np.zeros((sum(prepared.schedule.sizes) + prepared.schedule.sizes[-1], self.config.codebooks), np.uint32)
+
+
+# Loading -----------------------------------------------------------------------------------------------------------------------------
 
 
 CODE_REVISION = "2"

@@ -57,8 +57,10 @@ def _function(match: re.Match[str]) -> str:
     return f"{match['name']}{primes} of {' and '.join(amount(one) if one.isdecimal() else one for one in re.split(', ?', match['of']))}"
 
 
-FUNCTIONS: dict[str, Say] = {"numbered": _numbered_abbreviation, "function": _function}
 SHORTS = frozenset((*TITLES, *DOTTED_TITLES, *DOTTED, *NUMBERED, *_FORMS["plain"], "WWI", "WWII", "WWIII", *_FORMS["function"]))
+
+
+# Roman numerals ----------------------------------------------------------------------------------------------------------------------
 
 
 VALUES = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100, "D": 500, "M": 1000}
@@ -226,7 +228,9 @@ def _item(match: re.Match[str]) -> str | None:
 
 ROMAN_SIGNS = {chr(0x2160 + case + place): cardinal(place + 1) for case in (0, 16) for place in range(12)}
 """Characters that are numerals themselves, in words."""
-ROMAN_FUNCTIONS: dict[str, Say] = {
+FUNCTIONS: dict[str, Say] = {
+    "numbered": _numbered_abbreviation,
+    "function": _function,
     "numerals": _list,
     "range of numerals": _range,
     "numeral": _numeral,

@@ -154,6 +154,9 @@ class _Mark:
         )
 
 
+# Characters --------------------------------------------------------------------------------------------------------------------------
+
+
 LOST = "\x00"
 """Stands for a character that means something and has neither a sound nor a word."""
 SIGN_WORDS = read_table("signs.tsv")

@@ -154,6 +154,9 @@ def read_notations(text: str) -> str:
     return "".join(character for character, _ in (*notations.feed(text), *notations.flush()))
 
 
+# Formulas ----------------------------------------------------------------------------------------------------------------------------
+
+
 _MAX_DEPTH = 24
 """Braces within more braces than that are not read as groups."""
 _WORDS = read_table("latex.tsv") | {f"\\{kind}{word}": word for word in GREEK.values() for kind in ("", "var")}

@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from omnistage.models.smol.spoken.rules import table
+
+def table(words: str) -> tuple[str, ...]:
+    """The words of a line."""
+    return tuple(words.split())
+
 
 MAX_DIGITS = 12
 """A longer run of digits is a name, not an amount: it is read digit by digit. With marks between its groups it may have one group more."""

@@ -6,8 +6,8 @@ import functools
 import re
 
 from omnistage.models.smol.spoken.characters import FRACTIONS
-from omnistage.models.smol.spoken.numbers import NUMBER, WrittenNumber, amount, bare, cardinal, fraction, parse_number, plural
-from omnistage.models.smol.spoken.rules import Say, Spell, alternatives, is_kind, read_lists, read_rows, read_short_forms, table
+from omnistage.models.smol.spoken.numbers import NUMBER, WrittenNumber, amount, bare, cardinal, fraction, parse_number, plural, table
+from omnistage.models.smol.spoken.rules import Say, Spell, alternatives, is_kind, read_lists, read_rows, read_short_forms
 
 CURRENCIES = {sign: (one, many, coin, coins) for sign, one, many, coin, coins in read_rows("currencies.tsv")}
 """By sign or code: the singular and plural of the money, then of its small coins; empty for money that has none."""

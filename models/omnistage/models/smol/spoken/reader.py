@@ -13,7 +13,7 @@ from omnistage.models.smol.spoken import abbreviations, quantities, signs, times
 from omnistage.models.smol.spoken.abbreviations import DOTTED_TITLES, SAYS, TITLES
 from omnistage.models.smol.spoken.characters import CURRENCY_SIGNS, GREEK, LOST, SIGN_WORDS, Quotation, clean
 from omnistage.models.smol.spoken.notations import read_notations
-from omnistage.models.smol.spoken.numbers import GROUP, amount, bare, cardinal, letters
+from omnistage.models.smol.spoken.numbers import GROUP, amount, bare, cardinal, letters, table
 from omnistage.models.smol.spoken.quantities import CURRENCIES
 from omnistage.models.smol.spoken.rules import (
     MAX_CONTEXT,
@@ -24,7 +24,6 @@ from omnistage.models.smol.spoken.rules import (
     read_lists,
     read_rules,
     read_short_forms,
-    table,
 )
 from omnistage.models.smol.spoken.signs import BOOKS, LABELS
 from omnistage.models.smol.spoken.times import MONTHS, SHORT_DAYS, SHORT_MONTHS, WEEKDAYS, awaits_ratio
@@ -49,9 +48,9 @@ NAMES = Names(
     | quantities.PATTERNS
     | signs.PATTERNS
     | times.PATTERNS,
-    _SPELLINGS | signs.ADDRESS_SPELLINGS | signs.CODE_SPELLINGS | times.SPELLINGS | quantities.SPELLINGS | signs.SPELLINGS,
+    _SPELLINGS | times.SPELLINGS | quantities.SPELLINGS | signs.SPELLINGS,
     dict(quantities.NOUNS),
-    abbreviations.FUNCTIONS | times.FUNCTIONS | quantities.FUNCTIONS | signs.FUNCTIONS | abbreviations.ROMAN_FUNCTIONS,
+    abbreviations.FUNCTIONS | times.FUNCTIONS | quantities.FUNCTIONS | signs.FUNCTIONS,
 )
 _WORDS = {**SIGN_WORDS, **GREEK, **{sign: CURRENCIES[sign][0] for sign in CURRENCY_SIGNS}, **abbreviations.ROMAN_SIGNS, LOST: ""}
 """The words for signs that no rule reads."""
@@ -215,6 +214,9 @@ def read_phrase(phrase: str) -> SpokenText:
 def read_aloud(text: str) -> SpokenText:
     """Read any text aloud. Linear in its length."""
     return read_phrase(Quotation().read(read_notations(text)))
+
+
+# Where a voice may rest --------------------------------------------------------------------------------------------------------------
 
 
 _CLOSERS = "\"'”’)]}»(|"

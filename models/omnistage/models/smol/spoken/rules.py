@@ -52,6 +52,9 @@ def read_lists() -> dict[str, tuple[str, ...]]:
     return {name: tuple(words.split()) for name, words in read_rows("words.tsv")}
 
 
+# The text around a form --------------------------------------------------------------------------------------------------------------
+
+
 def before(match: re.Match[str], characters: int) -> str:
     """The text before a match, at most `characters` long."""
     return match.string[max(match.start() - characters, 0) : match.start()]
@@ -74,11 +77,6 @@ def in_equation(match: re.Match[str]) -> bool:
 def alternatives(words: Iterable[str]) -> str:
     """A pattern that matches any of these words, the longest that fits."""
     return "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
-
-
-def table(words: str) -> tuple[str, ...]:
-    """The words of a line."""
-    return tuple(words.split())
 
 
 COUNT_FOLLOWS = re.compile(
@@ -106,6 +104,9 @@ def is_kind(match: re.Match[str]) -> bool:
     if _KIND.match(text, end) or _MEASURE.match(text, end):
         return True
     return bool(_THING_BEFORE.search(before(match, 8)) and _THING.match(text, end))
+
+
+# The rules ---------------------------------------------------------------------------------------------------------------------------
 
 
 MAX_CONTEXT = 48

@@ -75,17 +75,7 @@ def _bar(match: re.Match[str]) -> str:
     return "" if absolute and absolute.end() == match.end() else ","
 
 
-PATTERNS = {
-    "money sign": f"[{re.escape(CURRENCY_SIGNS)}]",
-    "greek letter": f"[{''.join(GREEK)}]",
-    "power sign": f"[{''.join(SUPERSCRIPTS)}]",
-}
-SPELLINGS: dict[str, Spell] = {
-    "power": _power,
-    "number of power": lambda text: amount(_plain(text)),
-    "ordinal power": lambda text: ordinal(int(_plain(text))) if _plain(text).isdecimal() else _plain(text),
-}
-FUNCTIONS: dict[str, Say] = {"ascending": _ascending, "bar": _bar, "stars": _stars, "sum": _sum}
+# Addresses ---------------------------------------------------------------------------------------------------------------------------
 
 
 _SPELLED = read_lists()["spelled extensions"]
@@ -142,7 +132,7 @@ def _snake(text: str) -> str:
     return spell(text).replace(" underscore", "")
 
 
-ADDRESS_SPELLINGS: dict[str, Spell] = {"spell": spell, "host": _host, "snake": _snake}
+# Digits that are no amount -----------------------------------------------------------------------------------------------------------
 
 
 def _grouped(text: str) -> str:
@@ -198,7 +188,21 @@ def _tail(text: str) -> str:
     return letters(text) if text.isupper() and len(text) <= 3 else text
 
 
-CODE_SPELLINGS: dict[str, Spell] = {
+# For the rules -----------------------------------------------------------------------------------------------------------------------
+
+
+PATTERNS = {
+    "money sign": f"[{re.escape(CURRENCY_SIGNS)}]",
+    "greek letter": f"[{''.join(GREEK)}]",
+    "power sign": f"[{''.join(SUPERSCRIPTS)}]",
+}
+SPELLINGS: dict[str, Spell] = {
+    "power": _power,
+    "number of power": lambda text: amount(_plain(text)),
+    "ordinal power": lambda text: ordinal(int(_plain(text))) if _plain(text).isdecimal() else _plain(text),
+    "spell": spell,
+    "host": _host,
+    "snake": _snake,
     "grouped": _grouped,
     "digits": digits,
     "signs": _sign_groups,
@@ -213,3 +217,4 @@ CODE_SPELLINGS: dict[str, Spell] = {
     "label": _label,
     "tail": _tail,
 }
+FUNCTIONS: dict[str, Say] = {"ascending": _ascending, "bar": _bar, "stars": _stars, "sum": _sum}

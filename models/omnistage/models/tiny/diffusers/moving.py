@@ -79,6 +79,11 @@ def _index(design: MovingDesign) -> dict[str, Any]:
     return {"_class_name": design.pipeline, "_diffusers_version": diffusers.__version__} | dict(sorted(components.items()))
 
 
+# The parts and their sizes -----------------------------------------------------------------------------------------------------------
+# They keep the features by which the published ones differ, and in "tiny" and "small" the published proportions: how many pixels and frames
+# a latent covers, how many times the sound is refined. "odd" changes everything that may change.
+
+
 Values = Mapping[str, Any]
 """Arguments of a class, by name."""
 
@@ -282,6 +287,9 @@ MOVING_DESIGNS: Mapping[str, MovingDesign] = {
 }
 
 
+# The tokenizer -----------------------------------------------------------------------------------------------------------------------
+
+
 SPACE = "\u2581"
 SENTINELS = 100
 """How many tokens stand for left-out words, as published; no prompt here has any."""
@@ -291,7 +299,8 @@ than its letters."""
 
 
 def write_t5(directory: Path, max_tokens: int) -> int:
-    """Write the files of a tokenizer. max_tokens: the default length that it cuts a text to. Returns how many tokens it has."""
+    """Write the files of T5's tokenizer, with tokens for the words that it knows and for single letters. max_tokens: the default length
+    that it cuts a text to. Returns how many tokens it has."""
     words = {SPACE + word.strip(string.punctuation).lower() for word in f"{TRAINING} {PROMPTS}".split()}
     letters = sorted({SPACE, *string.printable.strip(), *TRAINING, *PROMPTS} - {" ", "\n"})
     pieces = {"<pad>": 0.0, "</s>": 0.0, "<unk>": 0.0}

@@ -125,6 +125,11 @@ def _index(design: Design, parts: dict[str, Any]) -> dict[str, Any]:
     return {"_class_name": design.pipeline, "_diffusers_version": diffusers.__version__} | dict(sorted(components.items()))
 
 
+# The parts and their sizes -----------------------------------------------------------------------------------------------------------
+# They keep the features that the published code relies on: 16 latent channels, 8 x 8 pixels a latent, patches of 14 x 14 x 2 of the text
+# encoder that sees, the noise schedule, and the arguments by which the pipelines differ.
+
+
 Values = Mapping[str, Any]
 """Arguments of a class, by name."""
 
@@ -289,6 +294,9 @@ VIDEO_PREPROCESSOR: Values = {
 }
 
 
+# The tokenizer -----------------------------------------------------------------------------------------------------------------------
+
+
 MAX_TOKENS = 131072
 VOCABULARY = 800
 REPEATS = 20
@@ -354,7 +362,8 @@ class WordIds:
 
 
 def build_vocabulary() -> ByteVocabulary:
-    """A small vocabulary that knows the words of the instructions."""
+    """A small vocabulary in which each word of the instructions is one token, as in Qwen's own: the pipelines cut as many tokens off an
+    encoded prompt as their instruction has there."""
     return train([*INSTRUCTIONS.splitlines() * REPEATS, *PROMPTS.splitlines(), *TRAINING.splitlines()], VOCABULARY)
 
 

@@ -53,6 +53,9 @@ def _speakers(size: Size, ids: Ids, seed: int) -> dict[str, dict[str, Any]]:
     }
 
 
+# The tokenizer -----------------------------------------------------------------------------------------------------------------------
+
+
 SPECIAL = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>", "<|box_end|>", "<|quad_start|>"),
     *("<|quad_end|>", "<|vision_bos|>", "<|vision_eos|>", "<|vision_pad|>", "<|IMAGE|>", "<|VIDEO|>"),
@@ -114,6 +117,9 @@ def _ids(entries: Mapping[str, int], added: Mapping[str, int]) -> Ids:
         speakers={name: speakers + index for index, name in enumerate(SPEAKERS)},
         rows=QWEN_ROWS if published else -(-(speakers + len(SPEAKERS)) // 64) * 64,
     )
+
+
+# The weights -------------------------------------------------------------------------------------------------------------------------
 
 
 GAINS = (

@@ -100,9 +100,12 @@ def thinking_config(size: Size, ids: Ids, dtype: str) -> dict[str, Any]:
 def write(directory: Path, config: Mapping[str, Any], seed: int, dtype: torch.dtype, progress: ShowProgress) -> None:
     """Write the weights as shards with their index. Ids of the heads that are no token or no code are as likely as any other, as in
     published checkpoints: a server must ban them."""
-    parts = (("thinker", parts.thinker_weights), ("talker", parts.talker_weights), ("code2wav", parts.code2wav_weights))
+    models = (("thinker", parts.thinker_weights), ("talker", parts.talker_weights), ("code2wav", parts.code2wav_weights))
     shapes = {
-        name: shape for part, weights in parts if f"{part}_config" in config for name, shape in weights(config[f"{part}_config"]).items()
+        name: shape
+        for model, weights in models
+        if f"{model}_config" in config
+        for name, shape in weights(config[f"{model}_config"]).items()
     }
     distribution = partial(_distribution, adds=added_gains(config, DECODERS))
     write_weights(directory, shapes, seed, distribution, lambda name: dtype, progress)

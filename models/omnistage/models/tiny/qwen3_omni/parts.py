@@ -116,6 +116,9 @@ def write_tokenizer(directory: Path, vocabulary: ByteVocabulary, template: str =
     return Ids(**words, **{name: added[mark] for name, mark in marks.items()}, rows=rows)
 
 
+# The Thinker -------------------------------------------------------------------------------------------------------------------------
+
+
 def thinker_config(size: ThinkerSize, ids: Ids, dtype: str) -> dict[str, Any]:
     """The Thinker's part of config.json. dtype: "float32" or "bfloat16"."""
     return {
@@ -227,6 +230,9 @@ def _audio(size: AudioSize, output: int) -> dict[str, Any]:
     }
 
 
+# The Talker --------------------------------------------------------------------------------------------------------------------------
+
+
 def talker_config(size: TalkerSize, thinker_hidden: int, accept_hidden_layer: int, ids: Mapping[str, int]) -> dict[str, Any]:
     """The Talker's part of config.json. thinker_hidden: width of the Thinker's rows. ids: token ids of the Thinker's config."""
     common = {"attention_bias": False, "attention_dropout": 0, "hidden_act": "silu", "initializer_range": 0.02, "rms_norm_eps": 1e-6}
@@ -308,6 +314,9 @@ def experts_apart(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         else:
             tensors[name] = value
     return tensors
+
+
+# Code2Wav ----------------------------------------------------------------------------------------------------------------------------
 
 
 CODE2WAV_PREFIX = "code2wav."
