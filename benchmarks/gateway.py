@@ -20,9 +20,9 @@ from benchmarks.figures import Figure, Report, median, percentile, run
 from benchmarks.processes import CpuMeter, peak_bytes, wakeups
 from benchmarks.prompts import QUESTION, SIX_SECONDS_TOKENS
 from helpers.browser import CHROMIUM, ask, browser, opened
-from omnistage.cli.layout import Layout, PipelineLayout, ServerOptions, StageLayout
-from omnistage.cli.pipelines import Choice, layout_of
-from omnistage.cli.stack import Stack
+from omnistage.cli.stack.layout import Layout, PipelineLayout, ServerOptions, StageLayout
+from omnistage.cli.stack.pipelines import Choice, layout_of
+from omnistage.cli.stack.stack import Stack
 from omnistage.client import AsyncOmni
 from omnistage.client.events import AudioChunk, TextDelta
 

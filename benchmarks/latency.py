@@ -12,8 +12,8 @@ from benchmarks.arrivals import RawClient
 from benchmarks.figures import Figure, Report, median
 from benchmarks.processes import peak_bytes
 from benchmarks.prompts import QUESTION, SIX_SECONDS_TOKENS, SPOKEN
-from omnistage.cli.pipelines import Choice, layout_of
-from omnistage.cli.stack import Stack
+from omnistage.cli.stack.pipelines import Choice, layout_of
+from omnistage.cli.stack.stack import Stack
 from omnistage.client import AsyncOmni
 
 WARM_UPS = 5

@@ -14,8 +14,8 @@ import numpy as np
 from benchmarks.bare_grpc import RELAYS, floor
 from benchmarks.figures import Figure, Report, median, percentile, run
 from benchmarks.processes import CpuMeter
-from omnistage.cli.layout import Layout, PipelineLayout, ServerOptions, StageLayout
-from omnistage.cli.stack import Stack
+from omnistage.cli.stack.layout import Layout, PipelineLayout, ServerOptions, StageLayout
+from omnistage.cli.stack.stack import Stack
 from omnistage.client.routers import INSECURE
 from omnistage.models.toy import formulas
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2

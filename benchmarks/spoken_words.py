@@ -7,8 +7,8 @@ import asyncio
 from benchmarks.asr import recognise, recogniser, word_error_rate
 from benchmarks.figures import Figure, Report
 from benchmarks.prompts import SPOKEN
-from omnistage.cli.pipelines import Choice, layout_of
-from omnistage.cli.stack import Stack
+from omnistage.cli.stack.pipelines import Choice, layout_of
+from omnistage.cli.stack.stack import Stack
 from omnistage.client import AsyncOmni
 
 

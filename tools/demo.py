@@ -10,10 +10,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from omnistage.cli.announcement import open_page
-from omnistage.cli.layout import ANY_PORT, DEFAULT_ADDRESS
-from omnistage.cli.pipelines import default_pipelines
-from omnistage.cli.served import Served, served_here
+from omnistage.cli.stack.layout import ANY_PORT, DEFAULT_ADDRESS
+from omnistage.cli.stack.pipelines import default_pipelines
+from omnistage.cli.stack.served import Served, open_page, served_here
 from omnistage.client import Omni
 from omnistage.client.connection import named_router
 from omnistage.host.addresses import check_can_listen

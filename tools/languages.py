@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from omnistage.cli.protos import write_protos
+from omnistage.cli.show.commands import write_protos
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILT = ROOT / "build" / "examples"

@@ -17,9 +17,9 @@ from helpers.command import omnistage
 from helpers.families import PICTURE, SOUND
 from helpers.processes import StartedProcess
 from helpers.terminal import CTRL_C, Terminal, words_of
-from omnistage.cli.attached import Attached
-from omnistage.cli.pipelines import layout_for
-from omnistage.cli.speak import Question
+from omnistage.cli.make.speak import Question
+from omnistage.cli.options import Attached
+from omnistage.cli.stack.pipelines import layout_for
 from omnistage.client import Options, RequestError
 from omnistage.client.request import for_conversation
 from omnistage.models.toy import formulas

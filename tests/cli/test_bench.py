@@ -23,7 +23,7 @@ from helpers.command import omnistage
 from helpers.terminal import CTRL_C, Terminal
 from helpers.waiting import until
 from omnistage.cli.bench.prompts import QUESTIONS
-from omnistage.cli.bench.stop import Stop
+from omnistage.cli.bench.run import Stop
 from omnistage.cli.main import app
 from omnistage.client import AsyncOmni, Omni
 from omnistage.client.events import TextDelta

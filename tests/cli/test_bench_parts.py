@@ -14,15 +14,33 @@ import pytest
 
 from helpers import peer
 from helpers.waiting import until
-from omnistage.cli.bench.arrivals import due_times_s
-from omnistage.cli.bench.distribution import Distribution
-from omnistage.cli.bench.level import Closed, Extent, Level, Open, pause_s
-from omnistage.cli.bench.objectives import Objectives
-from omnistage.cli.bench.prompts import QUESTIONS, WORDS, BenchPrompt, NumberRange, RandomWords, built_in_prompts, of_file
-from omnistage.cli.bench.question import LAST_SEED, Questions
-from omnistage.cli.bench.sample import Failure, Measured, Sample, TokenArrival, per_token_s, take
-from omnistage.cli.bench.summary import Summary
-from omnistage.cli.bench.table import number
+from omnistage.cli.bench.level import (
+    Closed,
+    Extent,
+    Failure,
+    Level,
+    Measured,
+    Open,
+    Sample,
+    TokenArrival,
+    due_times_s,
+    pause_s,
+    per_token_s,
+    take,
+)
+from omnistage.cli.bench.prompts import (
+    LAST_SEED,
+    QUESTIONS,
+    WORDS,
+    BenchPrompt,
+    NumberRange,
+    Questions,
+    RandomWords,
+    built_in_prompts,
+    of_file,
+)
+from omnistage.cli.bench.results import number
+from omnistage.cli.bench.summary import Distribution, Objectives, Summary
 from omnistage.client import AsyncOmni
 from omnistage.client.errors import RequestError
 from omnistage.v1 import omni_pb2

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from helpers import lengths
 from helpers.command import omnistage
-from omnistage.cli.captions import MAX_CHARACTERS, captions, write_captions
+from omnistage.cli.make.speak import MAX_CHARACTERS, captions, write_captions
 from omnistage.client.events import SpokenWord
 
 

@@ -15,8 +15,8 @@ from helpers.command import omnistage
 from helpers.families import PICTURE, SOUND
 from helpers.talking import ALT_ENTER, CTRL_D, ENTER, PASTE, PASTED, PROMPT, alone_here, talk
 from helpers.terminal import words_of
-from omnistage.cli.mentioned import MentionedFile, find_files, find_named_file
-from omnistage.cli.talk import WORDS, help_lines
+from omnistage.cli.chat.lines import MentionedFile, find_files, find_named_file
+from omnistage.cli.chat.talk import WORDS, help_lines
 from omnistage.client import BadRequestError, Omni
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import png, wav

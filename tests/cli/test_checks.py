@@ -13,7 +13,7 @@ WATCHED = """
 import json, os, sys
 started = []
 sys.addaudithook(lambda event, arguments: started.append(str(arguments[1])) if event == "subprocess.Popen" else None)
-import omnistage.cli.serve
+import omnistage.cli.stack.serve
 from omnistage.cli.main import app
 for words in json.loads(sys.argv[1]):
     reading, writing = os.pipe()

@@ -11,8 +11,8 @@ import typer.main
 import yaml
 
 from helpers.command import omnistage
-from omnistage.cli.config import OF_THE_CALL, UNSET
 from omnistage.cli.main import app
+from omnistage.cli.stack.launch import OF_THE_CALL, UNSET
 
 STACK = """
 pipeline: toy

@@ -17,7 +17,7 @@ import pytest
 from helpers import lengths
 from helpers.command import omnistage
 from helpers.processes import ProcessFamily
-from omnistage.cli.served import Served, all_served, register_stack
+from omnistage.cli.stack.served import Served, all_served, register_stack
 from tools.demo import IDLE_LIMIT_S, find_serving, tell
 
 ROOT = Path(__file__).resolve().parents[2]

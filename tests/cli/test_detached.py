@@ -20,7 +20,7 @@ from helpers.command import omnistage
 from helpers.processes import ProcessFamily, StartedProcess, wait_end
 from helpers.terminal import CTRL_C, Terminal
 from helpers.toy_pipeline import toy_pipeline
-from omnistage.cli.served import Served, StackEnd, all_served, folder, register_stack
+from omnistage.cli.stack.served import Served, StackEnd, all_served, folder, register_stack
 from omnistage.client import NotAvailableError, Omni
 from omnistage.models.fetch.disk import NEW
 
@@ -229,7 +229,7 @@ def test_ctrl_c_says_what_it_waits_for_and_a_second_one_ends_it(family: ProcessF
 
 HELD = """
 import os, sys
-from omnistage.cli.served import Served, register_stack
+from omnistage.cli.stack.served import Served, register_stack
 with register_stack(Served("127.0.0.1:5", os.getpid(), "toy", "", 1.0)):
     print("held", flush=True)
     sys.stdin.read()
@@ -306,7 +306,7 @@ def test_a_folder_that_others_may_change_is_not_believed(tmp_path: Path, monkeyp
 def test_a_full_disk_costs_only_the_file(tmp_path: Path) -> None:
     """It serves all the same."""
     code = (
-        "import os, resource, signal, sys\nfrom omnistage.cli.served import Served, all_served, register_stack\n"
+        "import os, resource, signal, sys\nfrom omnistage.cli.stack.served import Served, all_served, register_stack\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
         "with register_stack(Served('x:1', os.getpid(), 'toy', '', 1.0)):\n    print('serves', all_served())"
     )

@@ -28,10 +28,10 @@ from helpers.drawings import checkpoint
 from helpers.peer import PlayingPeer, listening
 from helpers.processes import ProcessFamily, StartedProcess
 from helpers.terminal import CTRL_C, Terminal
-from omnistage.cli import drawing
-from omnistage.cli.layout import Layout
 from omnistage.cli.main import app
-from omnistage.cli.picture_cells import MOST_COLUMNS, MOST_ROWS, cells, size_of
+from omnistage.cli.make import drawing
+from omnistage.cli.make.drawing_screen import MOST_COLUMNS, MOST_ROWS, cells, picture_size
+from omnistage.cli.stack.layout import Layout
 from omnistage.cli.targets import Need, target_for
 from omnistage.cli.wording import SHELL, word_error
 from omnistage.client import Omni
@@ -458,12 +458,12 @@ def test_a_picture_larger_than_pillow_reads_has_no_size_and_no_cells(monkeypatch
     data = bytearray(encoded(Image.new("L", (1, 1))))
     data[16:24] = struct.pack(">II", 30_000, 30_000)
     data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
-    assert size_of(bytes(data)) is None and cells(bytes(data), 80, 24) == []
+    assert picture_size(bytes(data)) is None and cells(bytes(data), 80, 24) == []
 
 
 def test_cells_have_two_pixels_each() -> None:
     data = encoded(Image.fromarray(np.array([[[255, 0, 0]], [[0, 255, 0]], [[0, 0, 255]]], np.uint8)))
-    assert size_of(data) == (1, 3)
+    assert picture_size(data) == (1, 3)
     assert cells(data, 80, 24) == ["\x1b[38;2;255;0;0;48;2;0;255;0m▀\x1b[0m", "\x1b[38;2;0;0;255;49m▀\x1b[0m"]
 
 
@@ -478,5 +478,5 @@ def test_cells_keep_to_their_place_and_to_the_shape(size: tuple[int, int], colum
 
 def test_what_is_transparent_is_grey_and_what_is_no_picture_is_not_shown() -> None:
     assert cells(encoded(Image.new("RGBA", (1, 2), (255, 0, 0, 0))), 1, 1) == ["\x1b[38;2;96;96;96;48;2;96;96;96m▀\x1b[0m"]
-    assert (cells(b"no picture", 48, 24), size_of(b"no picture")) == ([], None)
+    assert (cells(b"no picture", 48, 24), picture_size(b"no picture")) == ([], None)
     assert cells(encoded(Image.new("RGB", (4, 4))), 48, 0) == []

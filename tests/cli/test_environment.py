@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from omnistage.cli import environment
+from omnistage.cli.stack import resources
 from omnistage.client.routers import KEY_VARIABLE as KEY_VARIABLE
 from omnistage.host.settings import ServerSettings
 from omnistage.host.token import FILE_VARIABLE, make_file, new_token, read_token
@@ -14,19 +14,19 @@ from omnistage.wire.token import GATEWAY_VARIABLE, VARIABLE
 
 
 def test_a_server_reads_the_token_that_the_launcher_makes() -> None:
-    assert read_token("", environment.with_token({})) is not None
+    assert read_token("", resources.with_token({})) is not None
 
 
 def test_the_key_of_a_client_is_not_for_servers() -> None:
-    found = environment.with_token({KEY_VARIABLE: "secret", "HOME": "/root"})
+    found = resources.with_token({KEY_VARIABLE: "secret", "HOME": "/root"})
     assert set(found) == {"HOME", VARIABLE} and found["HOME"] == "/root"
     given = {VARIABLE: new_token().secret}
-    assert environment.with_token({**given, KEY_VARIABLE: "secret"}) == given
+    assert resources.with_token({**given, KEY_VARIABLE: "secret"}) == given
 
 
 def test_a_token_that_a_server_would_read_is_left_as_it_is() -> None:
     given = {VARIABLE: new_token().secret}
-    assert environment.with_token(given) == given
+    assert resources.with_token(given) == given
 
 
 def test_a_gateway_has_its_own_token_and_not_that_of_the_stages(tmp_path: Path) -> None:
@@ -34,8 +34,8 @@ def test_a_gateway_has_its_own_token_and_not_that_of_the_stages(tmp_path: Path) 
     assert make_file(file, token)
     expected = {"HOME": "/root", GATEWAY_VARIABLE: token.for_gateway().secret}
     foreign = {"HOME": "/root", f"{GATEWAY_VARIABLE}_FILE": "of another stack"}
-    assert environment.for_gateway({**foreign, VARIABLE: token.secret}) == expected
-    assert environment.for_gateway({**foreign, FILE_VARIABLE: str(file)}) == expected
+    assert resources.gateway_environment({**foreign, VARIABLE: token.secret}) == expected
+    assert resources.gateway_environment({**foreign, FILE_VARIABLE: str(file)}) == expected
     assert token.secret not in str(expected)
 
 
@@ -43,7 +43,7 @@ def test_a_token_file_that_a_server_would_read_gets_no_token_beside_it(tmp_path:
     file = tmp_path / "token"
     assert make_file(file, new_token())
     monkeypatch.setenv(FILE_VARIABLE, str(file))
-    found = environment.with_token({FILE_VARIABLE: str(file)})
+    found = resources.with_token({FILE_VARIABLE: str(file)})
     read = read_token(ServerSettings().token_file, found)
     assert read is not None
     assert read.secret == file.read_text().strip()

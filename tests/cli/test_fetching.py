@@ -18,7 +18,7 @@ from helpers.package_index import CutAnswer, PackageIndex, package_index
 from helpers.processes import StartedProcess
 from helpers.terminal import CTRL_C, Terminal
 from helpers.waiting import until
-from omnistage.cli import fetch as cli_fetch
+from omnistage.cli.show import fetch as cli_fetch
 from omnistage.client.errors import StackError
 from omnistage.models.diffusers import store
 
@@ -43,7 +43,7 @@ def folder(cache, progress):
 """
 FETCHING = """
 import typer
-from omnistage.cli.fetch import fetch
+from omnistage.cli.show.fetch import fetch
 from omnistage.cli.report import errors_reported
 
 app = typer.Typer()

@@ -17,7 +17,7 @@ from helpers import lengths
 from helpers.command import omnistage
 from helpers.mounts import need_namespace
 from helpers.peer import STARTED, TEXT, USAGE, PlayingPeer, event, listening
-from omnistage.cli.output import OutputFile
+from omnistage.cli.make.files import OutputFile
 from omnistage.client.errors import RequestError
 from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, omni_pb2

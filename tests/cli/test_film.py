@@ -20,10 +20,8 @@ from helpers.command import omnistage
 from helpers.drawings import checkpoint
 from helpers.media_files import picture
 from helpers.peer import PlayingPeer, listening
-from omnistage.cli.film_size import size_of
-from omnistage.cli.filming import out_of
-from omnistage.cli.output import GrowingFile
-from omnistage.cli.sounding import resample
+from omnistage.cli.make.drawing import out_of, resample
+from omnistage.cli.make.files import GrowingFile, film_size
 from omnistage.client import Omni, VideoDelta
 from omnistage.client.errors import RequestError
 from omnistage.client.files import FILM_KINDS
@@ -363,6 +361,6 @@ def test_the_head_of_a_film_says_its_size(film_address: str) -> None:
         for media_type in ("video/webm", "video/mp4", 'video/mp4; codecs="avc1"'):
             events = omni.stream_film("a hill", frames=5, steps=1, width=64, height=32, media_type=media_type)
             first = next(event for event in events if isinstance(event, VideoDelta))
-            assert size_of(first.data) == (64, 32)
-            assert all(size_of(first.data[:end]) in (None, (64, 32)) for end in range(len(first.data)))
-    assert size_of(b"no film at all") is None and size_of(b"") is None
+            assert film_size(first.data) == (64, 32)
+            assert all(film_size(first.data[:end]) in (None, (64, 32)) for end in range(len(first.data)))
+    assert film_size(b"no film at all") is None and film_size(b"") is None

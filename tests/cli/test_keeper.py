@@ -23,12 +23,11 @@ from helpers.hanging import ENDING, HOLD
 from helpers.ports import take_address
 from helpers.servers import stage_stub
 from helpers.waiting import until
-from omnistage.cli import liveness
-from omnistage.cli.child import Child
-from omnistage.cli.keeper import Keeper
+from omnistage.cli.stack import processes
+from omnistage.cli.stack.processes import Child, Keeper
 from omnistage.v1 import stage_pb2
 
-QUESTIONS = liveness.MAX_UNANSWERED + 2
+QUESTIONS = processes.MAX_UNANSWERED + 2
 """That a sound process is asked: more than would end one that hangs."""
 
 
@@ -74,7 +73,7 @@ async def kept(log: Path, environment: Mapping[str, str] = ENDING) -> AsyncItera
 
 async def test_a_process_whose_python_stands_still_is_killed_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own watchdog stands still too, and gRPC's threads keep its connections: nobody else would ever end it."""
-    monkeypatch.setattr(liveness, "PERIOD_S", 0.5)
+    monkeypatch.setattr(processes, "PERIOD_S", 0.5)
     async with kept(tmp_path / "log") as server, asyncio.timeout(90):
         held = server.child.pid
         assert await server.described() == held
@@ -95,7 +94,7 @@ async def test_a_process_that_is_stopped_while_it_starts_is_killed_and_started_a
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that is continued soon is left alone."""
-    monkeypatch.setattr(liveness, "PERIOD_S", 0.2)
+    monkeypatch.setattr(processes, "PERIOD_S", 0.2)
     async with kept(tmp_path / "log") as server, asyncio.timeout(90):
         for is_continued in (False, True):
             running = server.child.pid
@@ -104,7 +103,7 @@ async def test_a_process_that_is_stopped_while_it_starts_is_killed_and_started_a
             await until(partial(was_replaced, server.child, running))
             os.kill(server.child.pid, signal.SIGSTOP)
             if is_continued:
-                await asyncio.sleep(2 * liveness.PERIOD_S)
+                await asyncio.sleep(2 * processes.PERIOD_S)
                 os.kill(server.child.pid, signal.SIGCONT)
             else:
                 failure = "talker was stopped by a signal for 1.2 s while it started and was killed"
@@ -118,20 +117,20 @@ async def test_a_process_that_is_stopped_while_it_starts_is_killed_and_started_a
 )
 @pytest.mark.serial
 async def test_a_busy_machine_ends_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "PERIOD_S", 0.5)
+    monkeypatch.setattr(processes, "PERIOD_S", 0.5)
     async with kept(tmp_path / "log") as server:
         with busy_cores():
-            await asyncio.sleep(QUESTIONS * liveness.PERIOD_S)
+            await asyncio.sleep(QUESTIONS * processes.PERIOD_S)
             assert await server.described() == server.child.pid
         assert server.told.empty()
 
 
 async def test_a_keeper_that_was_held_up_itself_blames_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "PERIOD_S", 0.25)
+    monkeypatch.setattr(processes, "PERIOD_S", 0.25)
     async with kept(tmp_path / "log") as server:
-        await asyncio.sleep(liveness.PERIOD_S)
-        time.sleep(2 * liveness.MAX_UNANSWERED * liveness.PERIOD_S)  # noqa: ASYNC251
-        await asyncio.sleep(2 * liveness.PERIOD_S)
+        await asyncio.sleep(processes.PERIOD_S)
+        time.sleep(2 * processes.MAX_UNANSWERED * processes.PERIOD_S)  # noqa: ASYNC251
+        await asyncio.sleep(2 * processes.PERIOD_S)
         assert server.told.empty()
         assert await server.described() == server.child.pid
 
@@ -141,7 +140,7 @@ def test_without_descriptors_it_says_that_it_cannot_be_started() -> None:
     code = """
         import asyncio, os, resource, sys
         from pathlib import Path
-        from omnistage.cli.child import Child
+        from omnistage.cli.stack.processes import Child
         from omnistage.client import StackError
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         def descriptors():

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from helpers.drawings import checkpoint
-from omnistage.cli.layout import Layout
-from omnistage.cli.loras import with_loras
-from omnistage.cli.pipelines import Choice, layout_of
+from omnistage.cli.stack.layout import Layout
+from omnistage.cli.stack.pipelines import Choice, layout_of
+from omnistage.cli.stack.settings import with_loras
 from omnistage.client.errors import BadRequestError, StackError
 from omnistage.client.private_stack import StackPlan
 from omnistage.host.settings import read_settings

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from omnistage.cli.picture_name import new_name, slug
+from omnistage.cli.make.files import new_name, slug
 
 
 def test_a_name_is_held_until_its_call_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

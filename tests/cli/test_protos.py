@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from omnistage.cli.protos import write_protos
+from omnistage.cli.show.commands import write_protos
 from tools.protos import compile_protos
 
 PROTOS = Path(__file__).resolve().parents[2] / "protos"
@@ -27,7 +27,7 @@ def compiled(folder: Path, out: Path) -> set[str]:
 
 
 def typed(*words: str) -> subprocess.CompletedProcess[str]:
-    program = "import typer; from omnistage.cli.protos import protos; typer.run(protos)"
+    program = "import typer; from omnistage.cli.show.commands import protos; typer.run(protos)"
     return subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60)
 
 

@@ -159,8 +159,8 @@ REFUSED = {
 }
 CHOOSING = """
 import json, sys
-from omnistage.cli.fetch import pull
-from omnistage.cli.pipelines import Choice, layout_of
+from omnistage.cli.show.fetch import pull
+from omnistage.cli.stack.pipelines import Choice, layout_of
 from omnistage.client.errors import OmniError
 for command, name, *checkpoint in json.loads(sys.argv[1]):
     try:

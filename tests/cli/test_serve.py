@@ -23,7 +23,7 @@ from helpers import lengths
 from helpers.command import omnistage
 from helpers.processes import ProcessFamily, StartedProcess, wait_end
 from helpers.toy_pipeline import toy_pipeline
-from omnistage.cli.bounds import OOM_SCORE, bound_text, for_router, for_stage, mapped, memory_of_machine
+from omnistage.cli.stack.resources import OOM_SCORE, bound_text, mapped, memory_of_machine, router_bounds, stage_bounds
 from omnistage.client import Omni
 from omnistage.client.connection import Replica
 
@@ -258,22 +258,24 @@ def test_a_router_that_dies_is_started_again_at_its_port(family: ProcessFamily, 
 
 @pytest.mark.parametrize(("gib", "bound_gib"), [(1, 2), (2, 2), (4, 3), (8, 6), (15, 11.25), (16, 12), (1024, 12)])
 def test_a_router_has_a_bound_on_every_machine(gib: float, bound_gib: float) -> None:
-    assert for_router(int(gib * (1 << 30))).memory_bytes == bound_gib * (1 << 30)
+    assert router_bounds(int(gib * (1 << 30))).memory_bytes == bound_gib * (1 << 30)
 
 
 def test_a_stage_leaves_a_part_of_the_memory_that_its_model_left() -> None:
     with subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()  # it has started: its memory is counted several times below, and must not grow meanwhile
-        assert for_stage().put_on(process.pid) is None
+        assert stage_bounds().put_on(process.pid) is None
         machine_bytes, mapped_bytes = 64 << 30, mapped(process.pid)
         expected = mapped_bytes + int(0.75 * (machine_bytes - mapped_bytes))
-        assert for_stage().put_on_serving(process.pid, machine_bytes) == expected == resource.prlimit(process.pid, resource.RLIMIT_DATA)[0]
-        assert for_stage().put_on_serving(process.pid, mapped_bytes + 1) == mapped_bytes + (2 << 30)
+        assert (
+            stage_bounds().put_on_serving(process.pid, machine_bytes) == expected == resource.prlimit(process.pid, resource.RLIMIT_DATA)[0]
+        )
+        assert stage_bounds().put_on_serving(process.pid, mapped_bytes + 1) == mapped_bytes + (2 << 30)
         assert oom_score(process.pid) == max(OOM_SCORE, oom_score(os.getpid()))
-        assert for_stage().put_on_serving(process.pid, mapped_bytes) is None
+        assert stage_bounds().put_on_serving(process.pid, mapped_bytes) is None
         process.communicate(b"\n")
-    assert for_stage().put_on_serving(process.pid, machine_bytes) is None
+    assert stage_bounds().put_on_serving(process.pid, machine_bytes) is None
 
 
 @lengths.long_form(
@@ -288,7 +290,7 @@ def test_a_server_that_needs_more_memory_than_it_may_have_ends_alone(family: Pro
         address = read_address(server)
         [thinker] = replicas_once_serving(address)
         router = pid_of("omnistage.router", family)
-        bound = for_router(memory_of_machine()).memory_bytes
+        bound = router_bounds(memory_of_machine()).memory_bytes
         assert resource.prlimit(router, resource.RLIMIT_DATA)[0] == bound
         of_thinker, _ = resource.prlimit(thinker.pid, resource.RLIMIT_DATA)
         assert 0.75 * memory_of_machine() <= of_thinker < memory_of_machine()

@@ -24,12 +24,11 @@ from helpers.command import omnistage
 from helpers.processes import ProcessFamily, StartedProcess
 from helpers.toy_pipeline import toy_pipeline
 from helpers.waiting import until
-from omnistage.cli.announcement import open_page
-from omnistage.cli.checks import check
-from omnistage.cli.idleness import count_requests
-from omnistage.cli.layout import DEFAULT_HTTP, Layout, PipelineLayout, ServerOptions, StageLayout, apart, reachable_address, room
-from omnistage.cli.pipelines import GATEWAY_NEEDS, with_gateway
-from omnistage.cli.served import Served, all_served
+from omnistage.cli.stack.ending import count_requests
+from omnistage.cli.stack.layout import DEFAULT_HTTP, Layout, PipelineLayout, ServerOptions, StageLayout, apart, reachable_address, room
+from omnistage.cli.stack.pipelines import GATEWAY_NEEDS, with_gateway
+from omnistage.cli.stack.served import Served, all_served, open_page
+from omnistage.cli.stack.settings import check
 from omnistage.client import Omni
 from omnistage.client.errors import StackError
 from omnistage.host.metrics import serve_metrics

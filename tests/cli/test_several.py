@@ -19,10 +19,10 @@ from helpers.command import omnistage
 from helpers.hanging import ENVIRONMENT
 from helpers.loading import loading_pipeline, reading
 from helpers.processes import ProcessFamily, StartedProcess
-from omnistage.cli.announcement import announce
-from omnistage.cli.layout import Layout, PipelineLayout, ServerOptions, StageLayout, by_stage
-from omnistage.cli.notices import Notices
-from omnistage.cli.pipelines import Choice, layout_of
+from omnistage.cli.console import Notices
+from omnistage.cli.stack.layout import Layout, PipelineLayout, ServerOptions, StageLayout, by_stage
+from omnistage.cli.stack.pipelines import Choice, layout_of
+from omnistage.cli.stack.served import announce
 from omnistage.client import Omni
 from omnistage.client.connection import LOCAL_ADDRESS
 from omnistage.client.errors import BadRequestError, StackError, StartingError

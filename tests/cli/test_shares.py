@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from omnistage.cli.layout import Layout, PipelineLayout, StageLayout
-from omnistage.cli.pipelines import share_devices
+from omnistage.cli.stack.layout import Layout, PipelineLayout, StageLayout
+from omnistage.cli.stack.pipelines import share_devices
 from omnistage.client.errors import StackError
 from omnistage.host.settings import read_settings
 from omnistage.models import registry

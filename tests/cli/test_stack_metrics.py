@@ -14,7 +14,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from helpers.metrics import value
-from omnistage.cli.stack_metrics import StackCollector, serve_stack_metrics
+from omnistage.cli.show.metrics import StackCollector, serve_stack_metrics
 from omnistage.client.errors import StackError
 from omnistage.host.metrics import serve_metrics
 
@@ -103,7 +103,7 @@ def test_the_page_is_good_in_the_other_format_too() -> None:
     ids=["nothing", "hangs up", "no HTTP", "an error", "no metrics", "no text", "cut off", "too long", "no length"],
 )
 def test_a_process_that_gives_no_page_is_left_out_and_told(answer: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omnistage.cli.stack_metrics.SILENCE_S", 0.3)
+    monkeypatch.setattr("omnistage.cli.show.metrics.SILENCE_S", 0.3)
     good = serving("talker", 5)
     with saying(answer) as bad:
         families = list(text_string_to_metric_families(page({"bad": bad, "ended": "", "talker": good})))
@@ -113,9 +113,9 @@ def test_a_process_that_gives_no_page_is_left_out_and_told(answer: bytes | None,
 
 def test_a_look_ends_in_time_however_many_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than there are threads to ask them with: the last are not even asked."""
-    monkeypatch.setattr("omnistage.cli.stack_metrics.FETCHERS", 2)
-    monkeypatch.setattr("omnistage.cli.stack_metrics.SILENCE_S", 1.0)
-    monkeypatch.setattr("omnistage.cli.stack_metrics.LOOK_S", 0.5)
+    monkeypatch.setattr("omnistage.cli.show.metrics.FETCHERS", 2)
+    monkeypatch.setattr("omnistage.cli.show.metrics.SILENCE_S", 1.0)
+    monkeypatch.setattr("omnistage.cli.show.metrics.LOOK_S", 0.5)
     with saying(None) as silent:
         families = list(StackCollector(lambda: {str(number): silent for number in range(20)}).collect())
     assert [value(families, "omnistage_process_up", process=str(number)) for number in range(20)] == [0] * 20

@@ -16,8 +16,8 @@ import pytest
 from helpers.command import omnistage
 from helpers.processes import ProcessFamily
 from helpers.terminal import Terminal
-from omnistage.cli.served import Served, register_stack
-from omnistage.cli.show import settings_lines
+from omnistage.cli.show.tables import settings_lines
+from omnistage.cli.stack.served import Served, register_stack
 from omnistage.client import Omni
 from omnistage.client.connection import Replica
 

@@ -16,7 +16,7 @@ from helpers.processes import ProcessFamily
 from helpers.sink import Sink
 from helpers.terminal import CTRL_C, Terminal, words_of
 from helpers.toy_pipeline import toy_pipeline
-from omnistage.cli.screen import SPINNER
+from omnistage.cli.make.screen import SPINNER
 from omnistage.client import Omni, find_loudspeaker
 from omnistage.models.toy import formulas
 

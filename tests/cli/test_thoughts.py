@@ -12,7 +12,7 @@ from helpers import lengths, servers
 from helpers.command import omnistage
 from helpers.terminal import Terminal, words_of
 from helpers.toy_pipeline import toy_pipeline
-from omnistage.cli.screen import DIM, PLAIN
+from omnistage.cli.make.screen import DIM, PLAIN
 from omnistage.models.toy import formulas
 
 THINKS = 6

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from helpers import lengths
-from omnistage.cli.rescue import sentence, waited_s
+from omnistage.cli.make.figures import sentence, waited_s
 from omnistage.cli.timeline import draw, opened_at
 from omnistage.client.events import AudioArrival, Done, Failover, StageReport, TextArrival, Timing, Usage
 

@@ -14,7 +14,7 @@ import pytest
 from helpers.command import omnistage
 from helpers.peer import PlayingPeer, answer, listening
 from helpers.terminal import Terminal, words_of
-from omnistage.cli.figures import brief_figures, figures, remarks
+from omnistage.cli.make.figures import brief_figures, figures, remarks
 from omnistage.client.events import Done
 from omnistage.client.reader import Reader
 from omnistage.v1 import omni_pb2, stage_pb2

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from helpers import lengths
-from omnistage.cli.pipelines import Choice, layout_of
+from omnistage.cli.stack.pipelines import Choice, layout_of
 from omnistage.cli.wording import SHELL
 from omnistage.client.errors import RequestError, StackError
 from omnistage.models.registry import FAMILIES

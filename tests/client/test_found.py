@@ -23,7 +23,7 @@ from helpers.servers import family_logic, local_chain, local_router, local_stage
 from helpers.squatter import squatter
 from helpers.toy_pipeline import toy_pipeline
 from omnistage.cli import options, targets
-from omnistage.cli.layout import DEFAULT_ADDRESS, Layout
+from omnistage.cli.stack.layout import DEFAULT_ADDRESS, Layout
 from omnistage.cli.targets import Need, must_run, running, target_for
 from omnistage.client import AsyncOmni, Omni, Options, UnavailableError, connection, request
 from omnistage.client.connection import ROUTER_VARIABLE, SEARCH_OFF, Connection, Found, find_router

@@ -11,7 +11,7 @@ from helpers.gateway import gateway
 from helpers.metrics import described, documented, fetched, value
 from helpers.raw_http import CHAT, answer, post
 from helpers.waiting import until
-from omnistage.cli.idleness import LOOKING, asks
+from omnistage.cli.stack.ending import LOOKING, asks
 
 ENDED = "omnistage_gateway_requests_total"
 

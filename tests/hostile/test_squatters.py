@@ -12,7 +12,7 @@ import pytest
 
 from helpers.processes import ProcessFamily, wait_end
 from helpers.squatter import squatter
-from omnistage.cli.ports import Ports
+from omnistage.cli.stack.resources import Ports
 from omnistage.client import Omni
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user for a while")

@@ -18,7 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from omnistage.cli.pipelines import GATEWAY_NEEDS
+from omnistage.cli.stack.pipelines import GATEWAY_NEEDS
 from omnistage.models.registry import FAMILIES
 from tools import lock
 

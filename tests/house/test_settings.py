@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from omnistage.cli.layout import flag
 from omnistage.cli.main import app
+from omnistage.cli.stack.layout import flag
 from omnistage.client.private_stack import StackPlan, StackSettings
 from omnistage.gateway.settings import GatewaySettings
 from omnistage.host.settings import ServerSettings

@@ -16,8 +16,8 @@ from helpers import lengths, servers
 from helpers.disturbed import report_of
 from helpers.servers import all_free
 from helpers.shared_memory import files_of, left_of
-from omnistage.cli.pipelines import Choice, layout_of
-from omnistage.cli.stack import Stack
+from omnistage.cli.stack.pipelines import Choice, layout_of
+from omnistage.cli.stack.stack import Stack
 from omnistage.client import AsyncOmni, AudioChunk, BadRequestError, TextDelta
 from omnistage.client.answer import Answer
 

@@ -19,7 +19,7 @@ from helpers import lengths
 from helpers.command import omnistage
 from helpers.media_files import film, picture, samples, sound
 from helpers.omni_family import OmniFamily
-from omnistage.cli.pipelines import layout_for
+from omnistage.cli.stack.pipelines import layout_for
 from omnistage.client import Answer, BadRequestError, NotSpokenError, Omni, RequestError, Video
 
 pytestmark = lengths.long_form(

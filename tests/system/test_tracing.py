@@ -20,9 +20,9 @@ from helpers.disturbed import SLOW, SLOWER_SOUND, DisturbanceStep, ask_through, 
 from helpers.fleet import fleet
 from helpers.ports import take_address
 from helpers.servers import CHAIN, ServerProcess, ServerProcesses, omni_stub, stack
-from omnistage.cli.layout import ServerOptions
-from omnistage.cli.pipelines import Choice, layout_of
-from omnistage.cli.stack import Stack as LaunchedStack
+from omnistage.cli.stack.layout import ServerOptions
+from omnistage.cli.stack.pipelines import Choice, layout_of
+from omnistage.cli.stack.stack import Stack as LaunchedStack
 from omnistage.models.toy import formulas
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

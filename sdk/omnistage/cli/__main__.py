@@ -54,7 +54,7 @@ def _run(app: typer.Typer) -> int:
     from typer import Abort
     from typer._click.exceptions import ClickException
 
-    from omnistage.cli.helping import fit_lines
+    from omnistage.cli.options import fit_lines
 
     try:
         return app(prog_name="omnistage", standalone_mode=False) or 0

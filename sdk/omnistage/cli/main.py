@@ -6,19 +6,12 @@ from typing import Annotated
 
 import typer
 
-from omnistage.cli.ask import ask, say
-from omnistage.cli.attached import Attaching
 from omnistage.cli.bench.command import bench
-from omnistage.cli.chat import chat
-from omnistage.cli.checkpoints import fetch_default, make_tiny, pull
-from omnistage.cli.config import PREFIX, Configured
-from omnistage.cli.draw import draw
-from omnistage.cli.film import film
-from omnistage.cli.helping import Command, CommandGroup, examples, show_version
-from omnistage.cli.launch import serve, stop
-from omnistage.cli.lists import list_models, pipelines, status, voices
-from omnistage.cli.protos import protos
-from omnistage.cli.sound import sound
+from omnistage.cli.make.ask import ask, chat, say
+from omnistage.cli.make.draw import draw, film, sound
+from omnistage.cli.options import Attaching, Command, CommandGroup, examples, show_version
+from omnistage.cli.show.commands import fetch_default, list_models, make_tiny, pipelines, protos, pull, status, voices
+from omnistage.cli.stack.launch import VARIABLE_PREFIX, Configured, serve, stop
 
 app = typer.Typer(
     cls=CommandGroup,
@@ -91,7 +84,7 @@ app.command(
 app.command(
     cls=Configured,
     # Otherwise the settings of the app apply, which lack these.
-    context_settings={"auto_envvar_prefix": PREFIX, "help_option_names": ["-h", "--help"]},
+    context_settings={"auto_envvar_prefix": VARIABLE_PREFIX, "help_option_names": ["-h", "--help"]},
     epilog=examples(
         "omnistage serve",
         "omnistage serve --replicas talker=2 --log-dir logs",

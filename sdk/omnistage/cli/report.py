@@ -1,18 +1,19 @@
-"""Ends the command if something goes wrong: with one line, a hint and an exit code; with a traceback only if --verbose was typed.
+"""Ends the command if something goes wrong: with one line, a hint and an exit code; with a traceback only if --verbose was typed. Work
+on an event loop runs in `Interruptible`: Ctrl-C, a hangup or SIGTERM cancels it, once, and only until it is complete.
 
 Exit codes: 0 done; 1 an error; 2 a wrong command line; 128 + N ended by signal N (129 hangup, 130 Ctrl-C, 141 the reader is gone, 143
-terminated).
-"""
+terminated)."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 def errors_reported(verbose: bool = False) -> Iterator[None]:
     """A context that turns the errors of the client and the launcher into a message on stderr and exit code 1, and signals into their exit
     codes, such as 130 for Ctrl-C."""
-    from omnistage.cli.interruptible import Interrupted  # Not for a help text: these two take longer than the rest of the command.
     from omnistage.client.errors import OmniError
 
     try:
@@ -73,9 +73,77 @@ def _line(message: str, hint: str) -> None:
     """Print the line of an error, and a line for the hint if there is one."""
     from rich.markup import escape
 
-    from omnistage.cli.notices import Notices
+    from omnistage.cli.console import Notices
 
     notices = Notices()
     notices.tell(f"[bold red]error:[/] {escape(message)}")
     if hint:
         notices.tell(f"[dim]hint:[/] {escape(hint)}")
+
+
+class Interrupted(Exception):
+    """The work was interrupted before it was complete, and has cleaned up. number: of the signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"interrupted by signal {number}")
+        self.number = number
+
+
+class Interruptible:
+    """One piece of work. It calls `complete` when it has its result; from then on an interrupt does not lose the result."""
+
+    def __init__(self) -> None:
+        self._number = 0  # of the signal that interrupted; 0: none
+        self._is_complete = False
+
+    def run(self, work: Callable[[Interruptible], Awaitable[None]]) -> None:
+        """Run `work(self)` to its end on an event loop of its own. Raises Interrupted, and whatever the work raises."""
+        try:
+            asyncio.run(self._run(work))
+        except asyncio.CancelledError:
+            if not self._number:
+                raise
+            raise Interrupted(self._number) from None
+
+    def complete(self) -> None:
+        """Ignore interrupts from here on, while the result is written and printed."""
+        self._is_complete = True
+        interrupt.ignore()
+
+    async def unless_interrupted(self, rest: Coroutine[Any, Any, None]) -> None:
+        """Run a part, such as playing the sound, that an interrupt may end although the work is complete. Raises Interrupted."""
+        task = asyncio.create_task(rest)
+        loop = asyncio.get_running_loop()
+
+        def interrupted(number: int) -> None:
+            self._number = number
+            loop.call_soon_threadsafe(task.cancel)
+
+        interrupt.call_once(interrupted)
+        try:
+            await task
+        except asyncio.CancelledError:
+            if not self._number:
+                raise
+            raise Interrupted(self._number) from None
+        finally:
+            task.cancel()
+            interrupt.ignore()
+
+    async def _run(self, work: Callable[[Interruptible], Awaitable[None]]) -> None:
+        """Run the work, and cancel it at the first interrupt."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        if task is None:
+            raise RuntimeError("work runs as a task")
+
+        def cancel() -> None:
+            # The work may have become complete between the signal and this call.
+            if not self._is_complete:
+                task.cancel()
+
+        def interrupted(number: int) -> None:
+            self._number = number
+            loop.call_soon_threadsafe(cancel)
+
+        interrupt.call_once(interrupted)
+        await work(self)

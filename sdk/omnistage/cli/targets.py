@@ -1,23 +1,65 @@
-"""Chooses the router of a command: the one that was typed, the one that runs, or one that is started for the call."""
+"""Chooses the router of a command, the one that was typed, the one that runs, or one that is started for the call, and connects a client
+to it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.markup import escape
 
 from omnistage.cli import interrupt
-from omnistage.cli.notices import Notices
-from omnistage.cli.where import Where, typed_key, where_of
+from omnistage.cli.console import Notices
+from omnistage.cli.stack.layout import Layout
 from omnistage.client import connection
-from omnistage.client.connection import ROUTER_VARIABLE, SEARCH_OFF, Found, find_router, is_search_off, named_router
+from omnistage.client.async_omni import AsyncOmni
+from omnistage.client.connection import (
+    CONNECT_TIMEOUT_S,
+    ROUTER_VARIABLE,
+    SEARCH_OFF,
+    Connection,
+    Found,
+    find_router,
+    is_search_off,
+    named_router,
+)
 from omnistage.client.errors import BadRequestError, UnavailableError, UnknownModelError
-from omnistage.client.routers import LOOKUP_S, is_unknown, split_addresses
+from omnistage.client.options import Options
+from omnistage.client.routers import LOOKUP_S, ApiKey, is_unknown, key_of, split_addresses
 from omnistage.client.wording import did_you_mean
 from omnistage.host.addresses import host_and_port
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The router to ask, with key and pipeline. at: a router, or the stack to start for this call. api_key: None: there is no key.
+    pipeline: the name to put into each request; empty: the router chooses."""
+
+    at: Found | Layout
+    api_key: ApiKey | None = None
+    pipeline: str = ""
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT of the router; empty until one is started."""
+        return self.at.address if isinstance(self.at, Found) else ""
+
+    def options(self, options: Options) -> Options:
+        """The options of a request, with the pipeline added."""
+        return Options(**options, pipeline=self.pipeline) if self.pipeline else options
+
+
+def typed_key(key_text: str | None) -> ApiKey | None:
+    """The key that was typed by `--api-key`, else the one in the variable for it; None if there is neither. Raises BadRequestError."""
+    return key_of(key_text, "--api-key")
+
+
+def where_of(address: str, api_key: str | None, pipeline: str = "") -> Where:
+    """The router that `--address` names. Raises BadRequestError for a text that is no key."""
+    return Where(Found(address, is_named=True), typed_key(api_key), pipeline=pipeline)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +101,7 @@ def target_for(
         return Where(router, key, pipeline=pipeline)
     # Here an interrupt just ends the process: in the middle of an import it would give a traceback, and there is nothing to clean up yet.
     interrupt.exit_at_once()
-    from omnistage.cli.pipelines import check_named, layout_for
+    from omnistage.cli.stack.pipelines import check_named, layout_for
 
     interrupt.raise_interrupts()
     if pipeline:
@@ -129,7 +171,7 @@ def must_run(address: str | None = None, api_key: str | None = None) -> Where:
 
 def _elsewhere() -> str:
     """A hint with the addresses of this user's stacks; empty if none is known."""
-    from omnistage.cli.served import served_here
+    from omnistage.cli.stack.served import served_here
 
     addresses = [served.address for served in served_here()]
     return f"Stacks of yours serve elsewhere: --address {' or '.join(addresses)}." if addresses else ""
@@ -142,3 +184,31 @@ async def _is_unknown(address: str) -> bool:
             return await is_unknown(address)
     except TimeoutError:
         return False
+
+
+@asynccontextmanager
+async def connect_client(target: Where, timeout_s: float, verbose: bool, *, is_quiet: bool = False) -> AsyncIterator[AsyncOmni]:
+    """Yield a client. A private stack is started before the block and stopped at its end. timeout_s: the most seconds to wait for a
+    connection. is_quiet: do not print what a call waits for."""
+    async with AsyncExitStack() as exits:
+        if isinstance(target.at, Layout):
+            from omnistage.cli.stack.ending import start_stack  # Imported here: a command that asks a router does without.
+
+            stack = await exits.enter_async_context(start_stack(target.at, None, verbose))
+            router = Found(stack.address, is_named=True, is_own=True)
+        else:
+            router = target.at
+            await check_target(router.address)
+        notices = Notices()
+
+        def tell(message: str) -> None:
+            if notices.is_terminal and not is_quiet:
+                notices.tell(f"[dim]{escape(message)}[/]")
+
+        limit_s = min(timeout_s, CONNECT_TIMEOUT_S)
+        connection = Connection(router, limit_s, warn=_warn, tell=tell)
+        yield await exits.enter_async_context(AsyncOmni.over(connection, target.api_key))
+
+
+def _warn(message: str) -> None:
+    Notices().tell(f"[yellow]warning:[/] {escape(message)}")

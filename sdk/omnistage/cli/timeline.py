@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omnistage.cli.figures import seed_told
-from omnistage.cli.rescue import pause, sentence
+from omnistage.cli.make.figures import pause, seed_told, sentence
 from omnistage.client.events import (
     CONTINUITY_LIMIT_S,
     START_BUFFER_S,

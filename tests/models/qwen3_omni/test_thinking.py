@@ -16,7 +16,7 @@ import pytest
 
 from helpers import media_files
 from helpers.run import messages
-from omnistage.cli.pipelines import Choice, layout_of
+from omnistage.cli.stack.pipelines import Choice, layout_of
 from omnistage.models.conversation import Media, TextConstraint, Turn
 from omnistage.models.encoders.thinker import USUAL_TOKENS
 from omnistage.models.interface import FinishReason, Sampling, TensorRows, TextPiece, TextRequest, Wanted, no_inputs

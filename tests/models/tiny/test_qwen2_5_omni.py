@@ -24,7 +24,7 @@ from helpers.command import omnistage
 from helpers.models import text_pieces
 from helpers.omni_checkpoint import omni_checkpoint as omni_checkpoint_of
 from helpers.omni_reference import OmniReference
-from omnistage.cli.make import make
+from omnistage.cli.show.bars import make
 from omnistage.client.errors import StackError
 from omnistage.engine.detokenizer import BytePieces, Detokenizer
 from omnistage.models.conversation import Media, Part, Turn

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 import typer
 
 from omnistage.cli import interrupt
-from omnistage.cli.ask import MaxTokens, Profile, TextOnly, Voice
-from omnistage.cli.lists import Running
+from omnistage.cli.make.ask import MaxTokens, Profile, TextOnly, Voice
 from omnistage.cli.options import DEFAULT_TIMEOUT_S, ApiKey, Json, Timeout, Verbose
 from omnistage.cli.report import errors_reported
+from omnistage.cli.show.commands import Running
 
 if TYPE_CHECKING:
-    from omnistage.cli.bench.question import Task
+    from omnistage.cli.bench.prompts import Task
     from omnistage.cli.bench.run import BenchPlan, Result
-    from omnistage.cli.output import OutputFile
+    from omnistage.cli.make.files import OutputFile
     from omnistage.client.options import Options
 
 MOST_REQUESTS, MOST_TOKENS, MOST_AT_ONCE = 1_000_000, 32768, 4096
@@ -120,13 +120,13 @@ def bench(
     if max_tokens is not None and output_tokens is not None:
         raise typer.BadParameter("--output-tokens says how long each answer is; leave --max-tokens out")
 
-    from omnistage.cli.bench import typed
-    from omnistage.cli.bench.objectives import Objectives
-    from omnistage.cli.bench.question import Questions
+    from omnistage.cli.bench import run
+    from omnistage.cli.bench.prompts import Questions
     from omnistage.cli.bench.run import BenchPlan
+    from omnistage.cli.bench.summary import Objectives
 
-    loads = typed.loads_of(concurrency, rate, arrivals, burst_size, max_open)
-    tokens = None if output_tokens is None else typed.span_of("--output-tokens", output_tokens, MOST_TOKENS)
+    loads = run.loads_of(concurrency, rate, arrivals, burst_size, max_open)
+    tokens = None if output_tokens is None else run.span_of("--output-tokens", output_tokens, MOST_TOKENS)
     try:
         objectives = None if slo is None else Objectives.parse(slo)
     except ValueError as error:
@@ -139,9 +139,9 @@ def bench(
     with errors_reported(verbose):
         from omnistage.cli.targets import must_run
 
-        questions = Questions(task, typed.prompts_of(prompts, input_words, seed, to_draw=draw), options, seed, tokens)
+        questions = Questions(task, run.prompts_of(prompts, input_words, seed, to_draw=draw), options, seed, tokens)
         target = must_run(address, api_key)
-        extent = partial(typed.extent_of, requests=requests, seconds=seconds)
+        extent = partial(run.extent_of, requests=requests, seconds=seconds)
         _run(BenchPlan(target, questions, loads, extent, warmup, timeout, objectives, json), out, plot, verbose)
 
 
@@ -159,16 +159,16 @@ def _run(plan: BenchPlan, out: Path | None, plot: Path | None, verbose: bool) ->
     """Measure, print and write. Exits with 1 if no answer was completed, and with the signal's code if a signal ended it early."""
     from contextlib import ExitStack
 
-    from omnistage.cli.bench import table
-    from omnistage.cli.bench.plot import KINDS
+    from omnistage.cli.bench import results
+    from omnistage.cli.bench.results import KINDS
     from omnistage.cli.bench.run import run
-    from omnistage.cli.output import OutputFile
+    from omnistage.cli.make.files import OutputFile
 
     with ExitStack() as files:
         # Opened before anything is asked: figures that cannot be kept would be lost.
         out_file = files.enter_context(OutputFile(out, "--out", {".json": "JSON"})) if out is not None else None
         plot_file = files.enter_context(OutputFile(plot, "--plot", KINDS)) if plot is not None else None
-        screen = None if plan.is_quiet else table.BenchScreen()
+        screen = None if plan.is_quiet else results.BenchScreen()
         result = asyncio.run(run(plan, screen, verbose))
         if screen is not None:
             screen.end(result)
@@ -183,8 +183,7 @@ def _write(result: Result, out: OutputFile | None, plot: OutputFile | None) -> N
     """Write the files, and then print the object if --json asks for it: a program that reads the object may read the files too."""
     import json
 
-    from omnistage.cli.bench.plot import draw
-    from omnistage.cli.bench.record import as_object
+    from omnistage.cli.bench.results import as_object, draw
 
     record = as_object(result)
     if out is not None:

@@ -1,26 +1,106 @@
-"""Runs a benchmark from its first warm-up to its last level."""
+"""Runs a benchmark from its typed options and its first warm-up to its last level. A line on stderr shows progress. The first Ctrl-C ends
+the measuring, and the results so far are printed; the second one ends the command."""
 
 from __future__ import annotations
 
 import asyncio
+import re
+import signal
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
-from omnistage.cli.bench.level import Closed, Extent, Level, Load
-from omnistage.cli.bench.objectives import Objectives
-from omnistage.cli.bench.question import Questions
-from omnistage.cli.bench.sample import Failure, Sample, take
-from omnistage.cli.bench.stop import Stop
-from omnistage.cli.bench.summary import Summary
-from omnistage.cli.bench.watching import watch_level
-from omnistage.cli.connect import connect_client
-from omnistage.cli.interruptible import Interrupted
-from omnistage.cli.where import Where
+import typer
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
+
+from omnistage.cli import interrupt
+from omnistage.cli.bench.level import Closed, Extent, Failure, Level, Load, Open, Process, Sample, take
+from omnistage.cli.bench.prompts import NumberRange, Prompts, Questions, RandomWords, built_in_prompts, of_file
+from omnistage.cli.bench.summary import Objectives, Summary
+from omnistage.cli.console import Notices
+from omnistage.cli.report import Interrupted
+from omnistage.cli.targets import Where, connect_client
 from omnistage.client.async_omni import AsyncOmni
 from omnistage.client.connection import Replica
 from omnistage.client.errors import RequestError, UnknownModelError
+
+MOST_LEVELS, MOST_AT_ONCE, HIGHEST_RATE = 32, 4096, 10_000.0
+MOST_WORDS = 100_000
+CONCURRENCY = "1,4"
+MAX_OPEN = 256
+REQUESTS_EACH = 10
+"""Default number of requests for each user of a closed loop."""
+SECONDS = 30.0
+"""Default length of a level of an open loop, in seconds."""
+
+
+def loads_of(
+    concurrency: str | None,
+    rate: str | None,
+    arrivals: Process | None,
+    burst: int | None,
+    max_open: int | None,
+) -> list[Load]:
+    """The levels of a run, by the typed options: a closed loop for each --concurrency, or an open loop for each --rate."""
+    if rate is None:
+        for option, value in (("--arrivals", arrivals), ("--burst-size", burst), ("--max-open", max_open)):
+            if value is not None:
+                raise typer.BadParameter(f"{option} is for requests that come by themselves; say how many in a second with --rate")
+        counts = _numbers("--concurrency", concurrency if concurrency is not None else CONCURRENCY, MOST_AT_ONCE, "1,4,16")
+        if any(count != int(count) for count in counts):
+            raise typer.BadParameter(f"--concurrency {concurrency}: give whole numbers, such as 1,4,16")
+        return [Closed(int(count)) for count in counts]
+    if concurrency is not None:
+        raise typer.BadParameter("--concurrency and --rate are two kinds of load; give one of them")
+    process = arrivals or "poisson"
+    if (process == "burst") != (burst is not None):
+        raise typer.BadParameter("--arrivals burst and --burst-size N go together; give both or none")
+    return [Open(one, process, max_open or MAX_OPEN, burst or 1) for one in _numbers("--rate", rate, HIGHEST_RATE, "0.5,1,2")]
+
+
+def _numbers(option: str, text: str, maximum: float, example: str) -> list[float]:
+    """The numbers in a text such as 1,4,16, each above 0 and at most `maximum`. example: for errors."""
+    try:
+        values = [float(one) for one in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{option} {text}: give numbers with commas between, such as {example}") from None
+    if not all(0 < value <= maximum for value in values):
+        raise typer.BadParameter(f"{option} {text}: give numbers above 0, at most {maximum:g}, such as {example}")
+    if len(values) > MOST_LEVELS:
+        raise typer.BadParameter(f"{option}: {len(values)} levels; give {MOST_LEVELS} at most")
+    return values
+
+
+def span_of(option: str, text: str, maximum: int) -> NumberRange:
+    """The range in a text such as 100, or 100-900; its numbers must be from 1 to `maximum`. option: for errors."""
+    match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", text)
+    low = int(match[1]) if match else 0
+    high = int(match[2] or match[1]) if match else 0
+    if not 1 <= low <= high <= maximum:
+        raise typer.BadParameter(f"{option} {text}: give a number from 1 to {maximum}, or two such as 100-900")
+    return NumberRange(low, high)
+
+
+def prompts_of(file: Path | None, input_words: str | None, seed: int, *, to_draw: bool) -> Prompts:
+    """The prompts of the run: of a file, or random words, or the built-in ones. to_draw: they are to be drawn. Raises RequestError for a
+    file without prompts."""
+    if file is not None and input_words is not None:
+        raise typer.BadParameter("--prompts and --input-words both say what is asked; give one of them")
+    if input_words is not None:
+        return RandomWords(span_of("--input-words", input_words, MOST_WORDS), seed)
+    return of_file(file) if file is not None else built_in_prompts(to_draw=to_draw)
+
+
+def extent_of(load: Load, requests: int | None, seconds: float | None) -> Extent:
+    """The length of a level: as typed, or else the default for its load."""
+    if requests is not None or seconds is not None:
+        return Extent(requests, seconds)
+    return Extent(REQUESTS_EACH * load.concurrency, None) if isinstance(load, Closed) else Extent(None, SECONDS)
+
 
 LISTED_S = 10.0
 """How long a router may take to list its pipelines or its servers."""
@@ -160,3 +240,92 @@ def _stages(replicas: Sequence[Replica]) -> tuple[MeasuredStage, ...]:
     counts = Counter((replica.pipeline, replica.stage, replica.model) for replica in serving)
     settings = {(replica.pipeline, replica.stage, replica.model): dict(replica.settings) for replica in reversed(serving)}
     return tuple(MeasuredStage(*which, count, settings[which]) for which, count in counts.items())
+
+
+class Stop:
+    """Handles signals as soon as it is made; make it in the task that measures. number: of the last signal; 0: none has come."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._task = asyncio.current_task()
+        self._measuring: asyncio.Task[None] | None = None
+        loop = asyncio.get_running_loop()
+        for number in interrupt.heeded_signals():
+            loop.add_signal_handler(number, self._signalled, number)
+
+    @property
+    def came(self) -> bool:
+        return self.number != 0
+
+    async def unless_stopped(self, measuring: Coroutine[Any, Any, None]) -> None:
+        """Await `measuring` to its end, or until the first signal, which ends it without an error. A second signal, and any signal that
+        comes while this does not run, cancels the task in which this object was made."""
+        self._measuring = asyncio.create_task(measuring)
+        try:
+            await self._measuring
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self.came or (task is not None and task.cancelling()):
+                raise
+        finally:
+            self._measuring.cancel()
+            self._measuring = None
+
+    def _signalled(self, number: signal.Signals) -> None:
+        is_first, self.number = not self.came, number
+        if is_first and self._measuring is not None:
+            self._measuring.cancel()
+        elif self._task is not None:
+            self._task.cancel()
+
+
+SHOWN_S = 0.25
+"""Seconds between two updates of the display. Each takes about a millisecond from the event loop that also measures."""
+
+BAR = 24
+
+
+@asynccontextmanager
+async def watch_level(level: Level, *, is_quiet: bool) -> AsyncIterator[None]:
+    """A context in which a line shows how far the level is. is_quiet: show nothing."""
+    notices = Notices()
+    if is_quiet or not notices.is_terminal:
+        yield
+        return
+    label, bar = TextColumn("{task.description}"), BarColumn(None, table_column=Column(max_width=BAR))
+    # No auto_refresh, because rich's thread would hold up the thread that measures, at any moment.
+    with Progress(label, bar, TextColumn("{task.fields[told]}"), console=notices, transient=True, auto_refresh=False) as progress:
+        task = progress.add_task(str(level.load), total=1.0, told="")
+        showing = asyncio.create_task(_show(level, progress, task))
+        try:
+            yield
+        finally:
+            showing.cancel()
+            await asyncio.wait({showing})
+
+
+async def _show(level: Level, progress: Progress, task: int) -> None:
+    """Refresh the display again and again, until this is cancelled."""
+    while True:
+        progress.update(task, completed=_done_share(level), told=_progress_text(level))  # type: ignore[arg-type]
+        progress.refresh()
+        await asyncio.sleep(SHOWN_S)
+
+
+def _done_share(level: Level) -> float:
+    """The finished part of the level, 0 to 1: by requests or by time, whichever is larger."""
+    extent = level.extent
+    shares = [
+        (level.offered - level.running) / extent.requests if extent.requests else 0.0,
+        level.elapsed_s / extent.seconds if extent.seconds else 0.0,
+    ]
+    return min(1.0, max(shares))
+
+
+def _progress_text(level: Level) -> str:
+    """A line of text for the display: how the requests of the level have ended so far."""
+    failed = sum(isinstance(sample.outcome, Failure) for sample in level.samples)
+    parts = [f"{len(level.samples) - failed} done", f"{level.running} run"]
+    parts += [f"{failed} failed"] if failed else []
+    parts += [f"{level.not_started} not started"] if level.not_started else []
+    return " · ".join(parts)

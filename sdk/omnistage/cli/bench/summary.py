@@ -1,15 +1,90 @@
-"""Computes the figures of a level: how many requests there were, how they ended, rates, and the distribution of each figure."""
+"""Computes the figures of a level: how many requests there were, how they ended, rates, and the distribution of each figure. With
+objectives it counts the answers that kept all limits."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from omnistage.cli.bench.distribution import Distribution
-from omnistage.cli.bench.level import Level, Load
-from omnistage.cli.bench.objectives import Objectives
-from omnistage.cli.bench.sample import Failure, Measured, Sample
+import numpy as np
+
+from omnistage.cli.bench.level import Failure, Level, Load, Measured, Sample
+
+OBJECTIVE_KINDS = {
+    "ttft": "ttft_s",
+    "tpot": "tpot_s",
+    "e2e": "e2e_s",
+    "audio_ttfp": "audio_ttfp_s",
+    "ttfa": "ttfa_s",
+    "rtf": "rtf",
+    "rtf_generation": "rtf_generation",
+    "underrun": "underrun_s",
+    "starved": "starved_s",
+}
+"""The names that can be typed, and the figure that each one bounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """Limits on figures of an answer. limits: by the typed name of a figure, its largest allowed value, in seconds; for rtf a ratio."""
+
+    limits: Mapping[str, float]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} <= {limit:g}" for name, limit in self.limits.items())
+
+    def are_met_by(self, answer: Measured) -> bool:
+        """Whether an answer keeps to all limits; False also if it lacks a figure that has a limit."""
+        figures = (getattr(answer, OBJECTIVE_KINDS[name]) for name in self.limits)
+        return all(value is not None and value <= limit for value, limit in zip(figures, self.limits.values(), strict=True))
+
+    @classmethod
+    def parse(cls, text: str) -> Objectives:
+        """Read a text such as `ttft=0.5,rtf=0.5`. Raises ValueError with a text for the user."""
+        limits: dict[str, float] = {}
+        for one in text.split(","):
+            name, equals, value = (part.strip() for part in one.partition("="))
+            if not equals or name not in OBJECTIVE_KINDS:
+                raise ValueError(f"--slo {text}: {one.strip()!r} is no limit; give NAME=LIMIT, NAME one of {', '.join(OBJECTIVE_KINDS)}")
+            if name in limits:
+                raise ValueError(f"--slo {text}: {name} is there twice; give it once")
+            limits[name] = _limit(name, value)
+        return cls(limits)
+
+
+def _limit(name: str, value: str) -> float:
+    """The limit of a figure, as typed. Raises ValueError with a text for the user."""
+    try:
+        limit = float(value)
+    except ValueError:
+        limit = math.nan
+    if not 0 < limit < math.inf:
+        unit = "" if name.startswith("rtf") else " of seconds"
+        raise ValueError(f"--slo {name}={value}: give a number{unit} above 0")
+    return limit
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """A summary of many values of one figure, in its unit. Percentiles are interpolated linearly between the two nearest values."""
+
+    count: int
+    mean: float
+    median: float
+    p90: float
+    p99: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Distribution | None:
+        """Sum values up; None if there are none."""
+        if not len(values):
+            return None
+        array = np.asarray(values, np.float64)
+        median, p90, p99 = np.percentile(array, (50, 90, 99), method="linear")
+        return cls(len(array), float(array.mean()), float(median), float(p90), float(p99), float(array.max()))
 
 
 @dataclass(frozen=True, slots=True)

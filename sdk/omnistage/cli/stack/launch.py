@@ -1,0 +1,435 @@
+"""`omnistage serve` and `omnistage stop`: their options. The work is in `stack.serve`, imported when it runs.
+
+The settings of `serve` can also stand in a YAML file (--config), by the names of the options. A variable wins over the file, and the
+command line over both."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperOption
+
+from omnistage.cli.options import Command, Verbose
+from omnistage.cli.report import errors_reported
+from omnistage.cli.stack.layout import DEFAULT_ADDRESS, DEFAULT_HTTP
+from omnistage.host.places import HOST_SHARE
+
+VARIABLE_PREFIX = "OMNISTAGE_SERVE"
+"""Prefix of the variables: OMNISTAGE_SERVE_ADDRESS is --address."""
+
+
+class Configured(Command):
+    """A command whose options may also stand in a file and in environment variables; its help says this once for all options. An error
+    about a value that was not typed names the source of the value."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            name = getattr(error.param, "name", None) or ""
+            if origin := _origin(ctx, name, ""):
+                error.message = f"{error.message} (from {origin})"
+            raise
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = super().get_params(ctx)
+        for option in params:
+            if isinstance(option, TyperOption):
+                option.show_envvar = False
+                option.allow_from_autoenv = option.name not in OF_THE_CALL
+            if option.name in PATHS:
+                option.split_envvar_value = _split  # Click itself would split paths at spaces.
+        return params
+
+
+OF_THE_CALL = frozenset({"config_file", "print_config", "detach", "verbose", "help", "ready_fd", "lifeline_fd"})
+"""Options that describe this call alone and not the stack, so a file cannot have them."""
+
+PATHS = frozenset({"pipeline", "checkpoint", "lora"})
+"""Settings whose variable holds several words, which may be paths."""
+
+LISTS = frozenset({"lora"})
+"""Repeatable settings that are no values by stage."""
+
+PRECEDENCE = ("DEFAULT", "DEFAULT_MAP", "ENVIRONMENT", "COMMANDLINE")
+"""Sources of a setting, by Click's names; a later one wins over an earlier one."""
+
+UNSET = {
+    "pipeline": "what answers, and what draws",
+    "checkpoint": "the pipeline's own",
+    "lora": "none",
+    "device": "cpu",
+    "replicas": "one of each stage",
+    "metrics": "none",
+    "otlp": "none, unless a variable of OpenTelemetry says so",
+    "memory_share": "equal for all that are on a device",
+    "client_share": f"{HOST_SHARE:g}",
+    "log_dir": "none; onto the terminal, and with --detach a folder for each start",
+}
+OWN = "the servers' own"
+"""`UNSET` has texts for settings without a value, by setting; `OWN` is the text for all others."""
+
+ALL = "all"
+"""Written in place of a stage; it means all stages that the same setting does not name."""
+
+
+def read_settings(context: typer.Context, path: Path | None) -> Path | None:
+    """Callback of --config, which is read first: the values of the file become the defaults of the command. Raises BadParameter for a file
+    that cannot be read, and for values that a file cannot have."""
+    if path is not None:
+        context.default_map = dict(_settings(path, {**_options(context)}))
+    return path
+
+
+def check_variables(context: typer.Context) -> None:
+    """Raises BadParameter for a variable with the prefix of `serve` that names no option."""
+    variable_names = {f"{VARIABLE_PREFIX}_{name.upper()}" for name in (*_options(context), "config")}
+    for variable in os.environ:
+        if variable.startswith(f"{VARIABLE_PREFIX}_") and variable not in variable_names:
+            suggestion = _nearest(variable, variable_names)
+            raise typer.BadParameter(f"{variable}: there is no such setting{f'; did you mean {suggestion}?' if suggestion else ''}")
+
+
+def settings_text(context: typer.Context) -> str:
+    """The text of --print-config: all settings in force, in the form of the file, each with its source."""
+    import yaml
+
+    lines = ["# omnistage serve --config FILE: a variable counts more than the file, and the command line more than both"]
+    for name, option in _options(context).items():
+        value = (
+            _list_or_one(context.params[name])
+            if option.nargs < 0 or name in LISTS
+            else _file_value(context.params[name], is_many=option.multiple)
+        )
+        is_unset = value is None or value == ""
+        origin = f"default: {UNSET.get(name, OWN)}" if is_unset else _origin(context, name, "command line") or "default"
+        text = "null" if is_unset else yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("...\n").rstrip()
+        lines.append(f"{name}: {text}  # {origin}")
+    return "\n".join(lines)
+
+
+def counts_more(context: typer.Context, setting: str, other: str) -> bool:
+    """Whether the source of one setting wins over that of another (see PRECEDENCE). setting, other: names of the two settings."""
+    sources = (context.get_parameter_source(name) for name in (setting, other))
+    one, another = (PRECEDENCE.index(source.name) if source is not None else 0 for source in sources)
+    return one > another
+
+
+def _origin(context: typer.Context, name: str, text: str) -> str:
+    """The source of a setting in words: the file, or a variable; for the command line `text`, for the default an empty text."""
+    source = context.get_parameter_source(name)
+    origins = {"DEFAULT": "", "DEFAULT_MAP": "the file", "ENVIRONMENT": f"{VARIABLE_PREFIX}_{name.upper()}"}
+    return origins.get(source.name, text) if source is not None else ""
+
+
+def by_pipeline(words: Sequence[str]) -> dict[str, str]:
+    """Read [PIPELINE=]DIR words into a mapping from PIPELINE to DIR; a bare DIR has the key "". An existing folder is a bare DIR even if
+    its name has a "=". Raises ValueError."""
+    checkpoints = dict[str, str]()
+    for word in words:
+        pipeline, _, checkpoint = word.partition("=") if not Path(word).is_dir() and re.match(r"[\w.-]+=", word) else ("", "", word)
+        if not checkpoint:
+            raise ValueError(f"--checkpoint {word}: expected [PIPELINE=]DIR")
+        if pipeline in checkpoints:
+            raise ValueError(
+                f"--checkpoint {word}: {pipeline or 'the pipeline'} has {checkpoints[pipeline]} already; give PIPELINE=DIR each"
+            )
+        checkpoints[pipeline] = checkpoint
+    return checkpoints
+
+
+def _options(context: typer.Context) -> Mapping[str, Any]:
+    """By name, Click's objects of the options that a file may set. An option with `multiple` has a value for each stage; one with `nargs`
+    below 0 is a list."""
+
+    def named() -> Iterator[tuple[str, Any]]:
+        for parameter in context.command.params:
+            if parameter.name and parameter.name not in OF_THE_CALL:
+                yield parameter.name, parameter
+
+    return dict(sorted(named(), key=lambda item: item[0] not in ("pipeline", "checkpoint", "address")))
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    """The one of `names` with the most similar spelling; empty if none is similar."""
+    from omnistage.client.wording import near  # Imported here, because a help text does without the client, whose import takes a while.
+
+    return near(name, names)
+
+
+def _settings(path: Path, options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields (name of an option, its value as Click takes it for a default) for each setting of a file. Raises BadParameter."""
+    for name, value in _mapping(path).items():
+        option = str(name).replace("-", "_")
+        if option not in options:
+            suggestion = _nearest(option, options)
+            hint = f"did you mean {suggestion}?" if suggestion else f"there are: {', '.join(options)}"
+            raise typer.BadParameter(f"{path}: there is no setting {name!r}; {hint}")
+        if value is None:
+            continue
+        if options[option].nargs < 0:
+            yield option, [_word(path, option, one) for one in (value if isinstance(value, list) else [value])]
+        else:
+            yield option, _words(path, option, value) if options[option].multiple else _word(path, option, value)
+
+
+def _split(value: str) -> list[str]:
+    """The words of a variable, split as a shell splits words; but an existing path is one word, and so is PIPELINE=PATH."""
+    if Path(value).exists() or Path(value.partition("=")[2] or value).exists():
+        return [value]
+    try:
+        return shlex.split(value)
+    except ValueError as error:
+        raise typer.BadParameter(f"{value}: {error}") from None
+
+
+def _mapping(path: Path) -> dict[Any, Any]:
+    """The contents of a YAML file with settings; empty for an empty file. Raises BadParameter."""
+    from omnistage.router.yaml_text import BadYaml, read_yaml
+
+    try:
+        contents = read_yaml(path)
+    except OSError as error:
+        raise typer.BadParameter(f"{path}: {error.strerror}") from None
+    except BadYaml as error:
+        raise typer.BadParameter(f"{path}: {error}") from None
+    if contents is None:
+        return {}
+    if not isinstance(contents, dict):
+        raise typer.BadParameter(f"{path}: give settings, one a line, such as address: 127.0.0.1:50050")
+    return contents
+
+
+def _words(path: Path, name: str, value: Any) -> list[str]:
+    """The value of a setting as [STAGE=]VALUE words. value: one for all stages, or a list of words, or a mapping from stages to values, in
+    which `all` stands for the stages that it does not name."""
+    if isinstance(value, dict):
+        pairs = {str(stage): _word(path, name, one) for stage, one in value.items()}
+        return [one if stage == ALL else f"{stage}={one}" for stage, one in pairs.items()]
+    if isinstance(value, list):
+        return [_word(path, name, one) for one in value]
+    return [_word(path, name, value)]
+
+
+def _word(path: Path, name: str, value: Any) -> str:
+    """One value of a setting as a text. Raises BadParameter if it is missing or nested."""
+    if value is None:
+        raise typer.BadParameter(f"{path}: {name} has an empty value among others; leave it out")
+    if isinstance(value, dict | list):
+        raise typer.BadParameter(f"{path}: {name} takes one value, not {value!r}")
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _pair(word: str) -> tuple[str, str]:
+    """Returns (stage, value) of a [STAGE=]VALUE word; the stage "" stands for all stages."""
+    stage, equals, value = word.partition("=")
+    return (stage, value) if equals else ("", word)
+
+
+def _file_value(value: Any, *, is_many: bool) -> Any:
+    """The value of an option as the file writes it. is_many: `value` is a list of [STAGE=]VALUE words, which become one value or a
+    mapping."""
+    if not is_many:
+        return str(value) if isinstance(value, Path) else value
+    pairs = {stage or ALL: _yaml_value(one) for stage, one in map(_pair, value or ())}
+    return pairs[ALL] if set(pairs) == {ALL} else pairs or None
+
+
+def _list_or_one(value: Any) -> Any:
+    """Values in the form of the file: a list, or a single value without a list."""
+    return value[0] if value and len(value) == 1 else list(value or ()) or None
+
+
+def _yaml_value(word: str) -> Any:
+    """The value that YAML reads from a text: it may be a number or a truth value."""
+    return int(word) if word.isdecimal() else {"true": True, "false": False}.get(word, word)
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        envvar="OMNISTAGE_SERVE_CONFIG",
+        metavar="F.yaml",
+        is_eager=True,
+        callback=read_settings,
+        help="Settings from a YAML file, by the names of these options; variables, OMNISTAGE_SERVE_ADDRESS for --address, count more.",
+    ),
+]
+PrintConfig = Annotated[
+    bool,
+    typer.Option("--print-config", help="Print all settings, set or not, as such a file, and where each is from."),
+]
+Detach = Annotated[bool, typer.Option("--detach", help="Leave the stack running when it serves; `omnistage stop` ends it.")]
+
+
+def serve(
+    context: typer.Context,
+    pipeline: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="PIPELINE",
+            envvar="OMNISTAGE_SERVE_PIPELINE",
+            show_envvar=False,
+            help="Names or YAML files of pipelines, or checkpoints of which there is one each; default: what answers, and what draws.",
+        ),
+    ] = None,
+    config_file: Config = None,
+    print_config: PrintConfig = False,
+    detach: Detach = False,
+    checkpoint: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[PIPELINE=]DIR", help="Folder of the model, or its name at a hub: OWNER/NAME[@REVISION]; default: the pipeline's own."
+        ),
+    ] = None,
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[PIPELINE=]FILE[@PART][=SCALE]", help="A LoRA of a pipeline that draws, of safetensors. Repeatable."),
+    ] = None,
+    device: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[STAGE=]DEV", help="cpu, cuda:0 ...; a bare DEV is for all stages. A STAGE may be PIPELINE/STAGE, here and below."
+        ),
+    ] = None,
+    dtype: Annotated[str, typer.Option(metavar="DTYPE", help="auto, float32 or bfloat16.")] = "auto",
+    replicas: Annotated[list[str] | None, typer.Option(metavar="STAGE=N", help="Processes of a stage.")] = None,
+    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 takes a free one.")] = DEFAULT_ADDRESS,
+    http: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="Where to take HTTP, as OpenAI's clients speak it, with a page; a taken port: the next free one."
+        ),
+    ] = DEFAULT_HTTP,
+    no_http: Annotated[bool, typer.Option("--no-http", help="Take no HTTP.")] = False,
+    metrics_address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Prometheus metrics of the router alone.")] = "127.0.0.1:0",
+    metrics: Annotated[
+        str,
+        typer.Option(metavar="HOST:PORT", help="Prometheus metrics of all processes on one page, such as 127.0.0.1:9464; default: none."),
+    ] = "",
+    otlp: Annotated[
+        str, typer.Option(metavar="URL", help="OpenTelemetry collector for the spans of all processes, such as http://127.0.0.1:4317.")
+    ] = "",
+    threads: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[STAGE=]N", help="Compute threads of a process. A bare value is for the stages that have a use for it, here and below."
+        ),
+    ] = None,
+    max_batch_size: Annotated[list[str] | None, typer.Option(metavar="[STAGE=]N", help="Sequences in one step.")] = None,
+    max_batch_tokens: Annotated[list[str] | None, typer.Option(metavar="[STAGE=]N", help="Rows in one step, prompts included.")] = None,
+    kv_cache_bytes: Annotated[list[str] | None, typer.Option(metavar="[STAGE=]BYTES", help="Memory for keys and values.")] = None,
+    enable_cache: Annotated[
+        list[str] | None, typer.Option(metavar="[STAGE=]BOOL", help="Keep what prompts that begin alike have in common.")
+    ] = None,
+    tensor_parallel_size: Annotated[
+        list[str] | None, typer.Option(metavar="[STAGE=]N", help="Processes of a machine, a GPU each, that a model is spread over.")
+    ] = None,
+    gpu_memory_utilization: Annotated[
+        list[str] | None, typer.Option(metavar="[STAGE=]PART", help="Part of a GPU's memory that may be filled.")
+    ] = None,
+    memory_share: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[STAGE=]PART", help="Part of a device's memory for each process; default: equal for all that are on it."),
+    ] = None,
+    max_sessions: Annotated[int, typer.Option(metavar="N", min=0, max=4096, help="Answers at once; 0: the servers' own limits.")] = 0,
+    inline_limit: Annotated[int | None, typer.Option(metavar="BYTES", min=0, help="Tensors of fewer bytes travel in the message.")] = None,
+    stall_limit: Annotated[float | None, typer.Option(metavar="SECONDS", help="Cancel clients that read nothing for so long.")] = None,
+    client_share: Annotated[
+        float | None,
+        typer.Option(min=0.01, max=1.0, metavar="PART", help="Most of the places for one host, and one client of a host; default: 0.75."),
+    ] = None,
+    grace: Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="Time for running answers to finish at the end.")] = 5.0,
+    idle_limit: Annotated[
+        float, typer.Option(min=0.0, metavar="SECONDS", help="End by itself when nobody has asked anything for so long; 0: never.")
+    ] = 0.0,
+    log_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the servers' logs here.")] = None,
+    verbose: Verbose = False,
+    ready_fd: Annotated[int, typer.Option(hidden=True)] = -1,
+    lifeline_fd: Annotated[int, typer.Option(hidden=True)] = -1,
+) -> None:
+    """Start a stack that stays: a router, and all stages of its pipelines.
+
+    On this machine, until Ctrl-C; with --detach until `omnistage stop`.
+    """
+    check_variables(context)
+    from omnistage.cli.stack import serve as serving
+    from omnistage.cli.stack.layout import ServerOptions, by_stage, counts, flag
+    from omnistage.cli.stack.pipelines import Choice
+
+    if no_http and counts_more(context, "http", "no_http"):
+        no_http = context.params["no_http"] = False
+    is_private = lifeline_fd >= 0  # The owner of a private stack asks over gRPC, and ends it: no gateway, no idle limit.
+    try:
+        checkpoints = by_pipeline(checkpoint or ())
+        devices = by_stage(device or (), "--device")
+        processes = counts(replicas or (), "--replicas")
+        settings = {
+            name: by_stage(words, flag(name))
+            for name, words in (
+                ("threads", threads),
+                ("max_batch_size", max_batch_size),
+                ("max_batch_tokens", max_batch_tokens),
+                ("kv_cache_bytes", kv_cache_bytes),
+                ("enable_cache", enable_cache),
+                ("tensor_parallel_size", tensor_parallel_size),
+                ("gpu_memory_utilization", gpu_memory_utilization),
+                ("memory_share", memory_share),
+            )
+            if words
+        }
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    servers = ServerOptions(
+        address=address,
+        http="" if no_http or is_private else http,
+        metrics_address=metrics_address,
+        metrics=metrics,
+        otlp=otlp,
+        max_sessions=max_sessions,
+        inline_limit=inline_limit,
+        stall_limit_s=stall_limit,
+        client_share=client_share,
+        grace_s=grace,
+        idle_limit_s=0.0 if is_private else idle_limit,
+    )
+    if print_config:
+        print(settings_text(context))
+        raise typer.Exit
+    choice = Choice(pipeline or (), checkpoints, devices, processes, dtype, settings, servers, loras=lora or ())
+    with errors_reported(verbose):
+        if detach:
+            from omnistage.cli.stack.serve import serve_detached
+
+            serve_detached(choice, sys.argv[1:], log_dir)
+        else:
+            serving.serve(choice, log_dir, verbose, ready_fd, lifeline_fd)
+
+
+def stop(
+    address: Annotated[
+        str | None, typer.Argument(metavar="HOST:PORT", help="Of the router, or its port; default: the only stack that there is.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="All stacks of this user.")] = False,
+    is_now: Annotated[bool, typer.Option("--now", help="Do not wait for answers that run.")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """End a stack that `omnistage serve` started.
+
+    On this machine, by the same user; with --detach or in another terminal.
+    """
+    if every and address is not None:
+        raise typer.BadParameter("--all is every stack; leave the address out")
+    with errors_reported(verbose):
+        from omnistage.cli.stack.serve import stop as stop_stacks
+
+        stop_stacks(address, every=every, is_now=is_now)

@@ -1,0 +1,377 @@
+"""One server process of a stack. `Child` starts it, waits until it serves, and stops it. `Keeper` keeps it running: starts it again, at the
+same address, when it has ended by itself, and kills it first if it no longer answers.
+
+A call of native code that keeps Python's lock stops the whole process, with any watchdog in it: only another process can notice that. The
+questions go over a socket of their own and not by gRPC, whose threads would be awake for seconds after each question."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from omnistage.cli.stack.resources import Bounds, bound_text, memory_of_machine
+from omnistage.client.errors import StackError
+
+ANY_MEMORY = Bounds()
+
+LOG_LINES = 12
+STOP_MARGIN_S = 5.0
+
+
+class Child:
+    """A server process of the stack.
+
+    name: for people, such as talker-1. module, arguments: its command line, as `python -m MODULE ARGUMENTS`. address: HOST:PORT at which it
+    listens; the first start replaces port 0 by a port that it keeps. metrics_address: HOST:PORT of its metrics, with the real port once it
+    serves. log: the file that gets its output; None: this process's stderr. environment: all its variables; None: those of this process.
+    fds: file descriptors that it inherits in addition to those of `start`. bounds: limits on its memory."""
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        address: str,
+        metrics_address: str,
+        log: Path | None,
+        environment: Mapping[str, str] | None = None,
+        fds: Sequence[int] = (),
+        bounds: Bounds = ANY_MEMORY,
+    ) -> None:
+        self.name = name
+        self.address = address
+        self.metrics_address = metrics_address
+        self._command = [sys.executable, "-m", module, *arguments, "--metrics-address", metrics_address]
+        self._log = log
+        self._environment = environment
+        self._fds = tuple(fds)
+        self._bounds = bounds
+        self._memory_bytes: int | None = None  # Its bound on memory.
+        self._process: asyncio.subprocess.Process | None = None
+        self._serves = False
+        self._asking: socket.socket | None = None
+
+    @property
+    def serves(self) -> bool:
+        """Whether the process has said that it serves, and has not ended since."""
+        return self._serves and self._process is not None and self._process.returncode is None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process else 0
+
+    @property
+    def asking(self) -> socket.socket:
+        """The socket on which this process asks whether the child still answers (liveness.py). Raises RuntimeError if there is none: before
+        the child serves, and after it was stopped or is started again."""
+        if self._asking is None:
+            raise RuntimeError(f"{self.name} does not serve")
+        return self._asking
+
+    async def start(self, lifeline_fd: int, start_fd: int | None = None, words: Sequence[str] = ()) -> None:
+        """Start the process, after an earlier one has ended, and wait until it serves. lifeline_fd: the reading end of the lifeline.
+        start_fd: the reading end of a pipe; the end of the pipe is the sign for a router to go on. words: further arguments, for this start
+        alone. Raises StackError if the process cannot be started, or ends before it serves; then `log` has its last lines."""
+        fds = {"--lifeline-fd": lifeline_fd, **({} if start_fd is None else {"--start-fd": start_fd})}
+        try:
+            line = await self._ready_line(fds, words)
+        except OSError as error:
+            raise StackError(f"{self.name} cannot be started: {error}") from error
+        ready = json.loads(line) if line.endswith(b"\n") else {}
+        if "address" not in ready:
+            raise await self._died_at_start(ready.get("error", ""))
+        self.address, self.metrics_address = str(ready["address"]), str(ready["metrics_address"])
+        self._memory_bytes = self._bounds.put_on_serving(self.pid, memory_of_machine()) or self._memory_bytes
+        self._serves = True
+
+    async def _ready_line(self, fds: Mapping[str, int], words: Sequence[str]) -> bytes:
+        """Start the process and return the line that it writes when it serves, or when it knows that it cannot; empty: it ended without a
+        line. fds: file descriptors, by the option that passes each. Raises OSError."""
+        self._serves = False
+        self._ask_no_more()
+        with ExitStack() as ends:
+            asking, child_socket = socket.socketpair()
+            ends.enter_context(child_socket)
+            failed = ends.enter_context(ExitStack())
+            failed.enter_context(asking)
+            asking.setblocking(False)
+            ready_read, ready_write = os.pipe()
+            writer = ends.enter_context(os.fdopen(ready_write, "wb"))
+            reader = asyncio.StreamReader()
+            transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(ready_read, "rb")
+            )
+            ends.callback(transport.close)
+            await self._spawn({**fds, "--ready-fd": ready_write, "--liveness-fd": child_socket.fileno()}, words)
+            writer.close()  # From now on only the process has this end, so the pipe ends when the process ends.
+            child_socket.close()
+            line = await self._read_ready_line(reader)
+            if line:
+                self._asking = asking
+                failed.pop_all()
+            return line
+
+    async def _read_ready_line(self, reader: asyncio.StreamReader) -> bytes:
+        """Wait for the line; empty: the process has ended. Raises StackError if the process is stopped meanwhile; then it was killed."""
+        reading, stopping = asyncio.create_task(reader.readline()), asyncio.create_task(wait_until_stopped(self.pid))
+        tasks: set[asyncio.Task[bytes] | asyncio.Task[str]] = {reading, stopping}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                return reading.result()
+            await self.kill()
+            raise StackError(f"{self.name} {stopping.result()} and was killed")
+        finally:
+            reading.cancel()
+            stopping.cancel()
+            await asyncio.wait(tasks)
+
+    def _ask_no_more(self) -> None:
+        """Close the socket that asks whether the process still answers."""
+        if self._asking is not None:
+            self._asking.close()
+            self._asking = None
+
+    async def _spawn(self, fds: Mapping[str, int], words: Sequence[str]) -> None:
+        """Start the process, with its output in the log, and put its bounds on it."""
+        output = sys.stderr.fileno() if self._log is None else _open_log(self._log)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                *words,
+                "--address",
+                self.address,
+                *(word for flag, fd in fds.items() for word in (flag, str(fd))),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=self._environment,
+                pass_fds=(*fds.values(), *self._fds),
+                start_new_session=True,  # Ctrl-C in the terminal reaches only the launcher, which then drains in order
+            )
+        finally:
+            if self._log is not None:
+                os.close(output)
+        self._memory_bytes = self._bounds.put_on(self._process.pid)
+
+    async def _died_at_start(self, reason: str) -> StackError:
+        """The error of a process that ended before it served. reason: the reason that the process itself gave; empty: it gave none."""
+        self._ask_no_more()
+        code = await self.wait()
+        hint = f"Its whole log is {self._log}." if self._log else "Its output is above."
+        if reason:
+            return StackError(f"{self.name} cannot start: {reason}", hint=hint)
+        error = StackError(f"{self.name} ended with {self.told_end(code)} before it was ready", hint=hint)
+        error.log = self.last_lines()
+        return error
+
+    def last_lines(self) -> str:
+        """The last lines of the process's log; empty if it has no log."""
+        if self._log is None:
+            return ""
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+
+    def told_end(self, code: int) -> str:
+        """A text that says how the process ended. code: as `wait` returns it."""
+        return describe_exit(code) + (bound_text(self._memory_bytes) if code == -signal.SIGABRT else "")
+
+    async def wait(self) -> int:
+        """Wait for its end and return the exit code; negative: the signal that ended it."""
+        if self._process is None:
+            return 0
+        return await self._process.wait()
+
+    async def stop(self, grace_s: float) -> None:
+        """End the process by SIGTERM, and by SIGKILL if it then runs longer than grace_s and a margin. grace_s: seconds for its answers to
+        finish; a process that does not serve yet has no answers, so it gets only the margin."""
+        grace_s = grace_s if self._serves else 0.0
+        self._ask_no_more()
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace_s + STOP_MARGIN_S):
+                await process.wait()
+        except TimeoutError:
+            await self.kill()
+
+    async def kill(self) -> None:
+        """Send SIGKILL, if the process runs, and wait for its end."""
+        self.kill_now()
+        if self._process is not None:
+            await self._process.wait()
+
+    def kill_now(self) -> None:
+        """Send SIGKILL, if the process runs."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+
+def _open_log(log: Path) -> int:
+    """Open a log for writing; returns its descriptor. Its folder is made anew if it is gone: a pipeline may start days after the stack,
+    when a cleaner of temporary folders has removed it."""
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+
+def describe_exit(code: int) -> str:
+    """An exit code, or the signal of a negative one, in words."""
+    return f"code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+
+
+FIRST_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 5.0
+HEALTHY_S = 30.0
+"""If a process has served for this many seconds, the next pause before a restart is FIRST_BACKOFF_S."""
+
+MAX_FAILED_STARTS = 5
+"""After this many failed starts in a row a process is given up."""
+
+RESTART_LIMIT_S = 900.0
+"""Time limit of one restart; a process that is not ready then counts as hung, and is killed."""
+
+Tell = Callable[[str, str], None]
+"""Called with an event of a process, which is lost, ended, restarted, failed or given up, and a text that begins with the name of the
+process."""
+
+
+class Keeper:
+    """Watches a child that serves, and starts it again when it has ended. lifeline_fd: see `Child.start`."""
+
+    def __init__(self, child: Child, lifeline_fd: int, tell: Tell) -> None:
+        self.child = child
+        self._lifeline_fd = lifeline_fd
+        self._tell = tell
+        self._backoff_s = FIRST_BACKOFF_S
+
+    async def keep(self) -> StackError:
+        """Keep the process running; return only when it is given up, with the error of its last failed start.
+
+        If this is cancelled while a process is being started, `Child.stop` can end that process.
+        """
+        clock = asyncio.get_running_loop().time
+        while True:
+            serving_since = clock()
+            report = await self._end()
+            lost_at = clock()
+            self._tell(*report)
+            if lost_at - serving_since >= HEALTHY_S:
+                self._backoff_s = FIRST_BACKOFF_S
+            failure = await self._start_again()
+            if failure is not None:
+                return failure
+            self._tell("restarted", f"{self.child.name} (pid {self.child.pid}) after {clock() - lost_at:.1f} s")
+
+    async def _end(self) -> tuple[str, str]:
+        """Wait until the process has ended; kill it if it does not answer. Returns the event and the text for `tell`."""
+        label = f"{self.child.name} (pid {self.child.pid})"
+        ending, hanging = asyncio.create_task(self.child.wait()), asyncio.create_task(wait_until_silent(self.child.asking))
+        tasks: set[asyncio.Task[int] | asyncio.Task[str]] = {ending, hanging}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if not ending.done():
+                reason = hanging.result()
+                await self.child.kill()
+                return "lost", f"{label} {reason} and was killed"
+            code = ending.result()
+        finally:
+            ending.cancel()
+            hanging.cancel()
+            await asyncio.wait(tasks)
+        if code:
+            return "lost", f"{label} ended with {self.child.told_end(code)}"
+        return "ended", f"{label} was told to, and let its sessions finish; it is started again"
+
+    async def _start_again(self) -> StackError | None:
+        """Start the process again and again, after pauses that grow, until it serves; then return None. After MAX_FAILED_STARTS failures
+        return the error of the last one."""
+        failures = 0
+        while True:
+            await asyncio.sleep(self._backoff_s)
+            self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
+            failure = await self._try_start()
+            failures += 1
+            if failure is None or failures == MAX_FAILED_STARTS:
+                return failure
+            self._tell("failed", failure.message)
+
+    async def _try_start(self) -> StackError | None:
+        """Start the process once; returns the error if it does not serve, None if it does."""
+        try:
+            async with asyncio.timeout(RESTART_LIMIT_S):
+                await self.child.start(self._lifeline_fd)
+        except TimeoutError:
+            await self.child.kill()
+            failure = StackError(f"{self.child.name} was not ready within {RESTART_LIMIT_S:g} s")
+            failure.log = self.child.last_lines()
+            return failure
+        except StackError as error:
+            return error
+        return None
+
+
+PERIOD_S = 5.0
+"""Seconds between two questions, and the time for an answer. All servers are asked at the same moments, so that this process wakes up
+once."""
+
+MAX_UNANSWERED = 6
+"""After this many unanswered questions in a row the process counts as hung. Questions are counted and not seconds, so that a time in which
+this process itself did not run counts as one question at most."""
+
+_MAX_ANSWERS = 4096
+"""Bytes read at a time: the answers of a slow process may come together."""
+
+
+async def wait_until_silent(connection: socket.socket) -> str:
+    """Ask until the process at the other end has not answered MAX_UNANSWERED questions in a row; return a text that says so. connection: a
+    socket that does not block."""
+    loop = asyncio.get_running_loop()
+    unanswered = 0
+    next_at = _moment_after(loop.time())
+    while unanswered < MAX_UNANSWERED:
+        await asyncio.sleep(next_at - loop.time())
+        # If this process itself is late, the other one still gets at least half a period.
+        next_at = _moment_after(loop.time() + PERIOD_S / 2)
+        unanswered = 0 if await _answers(connection, next_at) else unanswered + 1
+    return f"did not answer for {MAX_UNANSWERED * PERIOD_S:g} s"
+
+
+async def wait_until_stopped(pid: int) -> str:
+    """Look at a process that cannot answer yet until it was stopped by a signal, and not continued, at MAX_UNANSWERED looks in a row;
+    return a text that says so."""
+    looks = 0
+    while looks < MAX_UNANSWERED:
+        await asyncio.sleep(PERIOD_S)
+        looks = looks + 1 if _is_stopped(pid) else 0
+    return f"was stopped by a signal for {MAX_UNANSWERED * PERIOD_S:g} s while it started"
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("T")
+    except OSError:  # It has ended.
+        return False
+
+
+def _moment_after(time_s: float) -> float:
+    """The next multiple of PERIOD_S by the clock of the loop."""
+    return (time_s // PERIOD_S + 1) * PERIOD_S
+
+
+async def _answers(connection: socket.socket, until_s: float) -> bool:
+    """Ask, and return whether an answer comes before until_s; an answer to an earlier question counts as well."""
+    loop = asyncio.get_running_loop()
+    try:
+        connection.send(b"?")
+        async with asyncio.timeout_at(until_s):
+            return bool(await loop.sock_recv(connection, _MAX_ANSWERS))
+    except (OSError, TimeoutError):  # The socket was closed, or is full of questions that the process has not read.
+        return False

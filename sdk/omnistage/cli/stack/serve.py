@@ -1,0 +1,276 @@
+"""`omnistage serve`, which runs a stack in the foreground, with --detach one that outlives the terminal, or as the launcher of a private
+stack; and `omnistage stop`, which ends a stack."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager, closing, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import typer
+from rich.markup import escape
+
+from omnistage.cli import interrupt
+from omnistage.cli.console import Notices
+from omnistage.cli.stack.ending import Ending, Owner, end_when_idle, error_line, start_stack
+from omnistage.cli.stack.layout import Layout, reachable_address
+from omnistage.cli.stack.pipelines import Choice, layout_of
+from omnistage.cli.stack.served import Served, StackEnd, all_served, announce, choose_stack, register_stack, state_folder, warn
+from omnistage.cli.stack.stack import Stack
+from omnistage.cli.wording import SHELL
+from omnistage.client.errors import OmniError, StackError
+from omnistage.host.descriptors import raise_limit
+
+FIRST_PAUSE_S = 5.0
+"""Pause before a failed pipeline is started again; doubled after each failure, until it serves."""
+
+MAX_PAUSE_S = 300.0
+
+
+def serve(choice: Choice, log_folder: Path | None, verbose: bool, ready_fd: int, lifeline_fd: int) -> None:
+    """Run a stack until SIGTERM, Ctrl-C, or the end of the lifeline. Raises StackError if no pipeline is left.
+
+    ready_fd: a descriptor that gets lines of JSON: {"address", "http", "metrics"} when the first pipeline serves, or {"error", "hint",
+    "log"}. The reader of such an error prints it, so typer.Exit is raised here instead of the error. lifeline_fd: a descriptor, for a
+    private stack: its owner writes {"start": NAME} there for each further pipeline, and gets over ready_fd {"pipeline"} when it serves, or
+    the same with an error. -1: there is none.
+    """
+    raise_limit()
+    owner = Owner(ready_fd, lifeline_fd)
+    if log_folder is not None:
+        log_folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with owner.ends_all():
+            layout = layout_of(choice)
+        asyncio.run(_serve(layout, log_folder, verbose, owner))
+    except OmniError as error:
+        if owner.tell_first(error_line(error)):
+            raise typer.Exit(1) from error
+        raise
+
+
+async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, owner: Owner) -> None:
+    """Start the stack, report where it serves, and run until a signal or the owner ends it, or it is broken."""
+    task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError("serve runs as a task")
+    notices = Notices()
+    # The owner of a private stack gets no notes: they are about pipelines that it did not name.
+    warn(replace(layout, notes=()) if owner.is_private else layout, notices)
+    ending = Ending(task, layout.servers.grace_s, None if owner.is_private else notices)
+    ending.heed()
+    begins = Begins(owner, notices)
+    owner.listen(begins.asked, partial(ending.begin, "with its owner"))
+    limit_s = layout.servers.idle_limit_s
+    end_idle = partial(ending.begin, f"as nobody has asked for {limit_s:g} s")
+    try:
+        async with start_stack(layout, log_folder, verbose, ending.ends) as stack:
+            ending.serves = True
+            metrics = _show_metrics(layout.servers.metrics, stack)
+            address, http, logs = stack.address, stack.http, str(stack.log_folder or "")
+            served = Served(reachable_address(address), os.getpid(), layout.names, logs, layout.servers.grace_s, http, limit_s)
+            with nullcontext() if owner.is_private else register_stack(served):
+                owner.tell_first({"address": address, "http": http, "metrics": metrics})
+                if not owner.is_there:
+                    announce(notices, address, layout, http=http, metrics=metrics, log_folder=logs)
+                async with end_when_idle(limit_s, stack.metrics_addresses, end_idle), begins.of(stack, layout):
+                    raise await stack.broken()
+    except asyncio.CancelledError:
+        if not ending.came:
+            raise
+    finally:
+        await ending.close()
+    if ending.is_now:
+        raise typer.Exit(interrupt.exit_code(ending.number))
+
+
+class Begins:
+    """Starts pipelines while the stack runs. If there is an owner, these are the pipelines that it asks for. Without an owner they are all
+    pipelines of the layout, and each that fails is started again after a pause."""
+
+    def __init__(self, owner: Owner, notices: Notices) -> None:
+        self._owner = owner
+        self._notices = notices
+        self._stack: Stack | None = None
+        self._tasks = set[asyncio.Task[None]]()
+        self._turn = asyncio.Lock()  # held while a pipeline is started
+
+    @asynccontextmanager
+    async def of(self, stack: Stack, layout: Layout) -> AsyncIterator[None]:
+        """A context in which pipelines are started, one at a time: those that the owner asks for, or, without an owner, all. The first one
+        of the layout serves already."""
+        self._stack = stack
+        for pipeline in () if self._owner.is_private else layout.pipelines:
+            self._add(self._keep(stack, pipeline.name, serves=pipeline is layout.pipelines[0]))
+        try:
+            yield
+        finally:
+            self._stack = None
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+
+    def asked(self, name: str) -> None:
+        """Called when the owner asks for a pipeline: start it, and send the owner the result."""
+        if self._stack is None:
+            self._owner.tell({"pipeline": name, "error": "the stack does not serve", "hint": "Ask when it has said that it does."})
+        else:
+            self._add(self._answer(self._stack, name))
+
+    def _add(self, work: Coroutine[None, None, None]) -> None:
+        """Run this as a task, which is cancelled when the block of `of` ends."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, stack: Stack, name: str) -> None:
+        """Start a pipeline, and send the owner a line when it serves, or the error."""
+        try:
+            await stack.begin(name)
+        except OmniError as error:
+            self._owner.tell({"pipeline": name, **error_line(error)})
+        else:
+            self._owner.tell({"pipeline": name})
+
+    async def _keep(self, stack: Stack, name: str, *, serves: bool) -> None:
+        """Start a pipeline, and start it again whenever it has failed, after a pause. serves: whether it serves already."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            if serves or await self._serves(stack, name):
+                pause_s = FIRST_PAUSE_S
+            error = await stack.gone(name)
+            hint = f" {SHELL.hint(error.advice)}" if error.advice else ""
+            self._notices.tell(f"[bold red]failed[/] {escape(f'{name}: {error.message}.{hint} It is started again in {pause_s:g} s')}")
+            await asyncio.sleep(pause_s)
+            pause_s, serves = min(2 * pause_s, MAX_PAUSE_S), False
+
+    async def _serves(self, stack: Stack, name: str) -> bool:
+        """Start a pipeline when no other is being started; returns whether it serves."""
+        try:
+            async with self._turn:
+                await stack.begin(name)
+        except StackError:
+            return False  # `_keep` asks `gone` for the reason.
+        self._notices.tell(f"[bold green]serving[/] {escape(name)}")
+        return True
+
+
+def _show_metrics(address: str, stack: Stack) -> str:
+    """Serve a page with the metrics of all processes. Returns its HOST:PORT; empty if `address` is. Raises StackError."""
+    if not address:
+        return ""
+    from omnistage.cli.show.metrics import serve_stack_metrics
+
+    return serve_stack_metrics(address, stack.metrics_addresses)
+
+
+LOG = "serve.log"
+"""Log of the launcher, in the folder with the logs of the servers."""
+
+KEPT_LOGS = 8
+"""How many folders with logs of detached stacks are kept; the oldest ones go."""
+
+AGAIN_S = 0.5
+"""Pause between two signals of `stop --now`."""
+
+MARGIN_S = 15.0
+"""How much longer than its grace a stack may take to end."""
+
+
+def serve_detached(choice: Choice, words: Sequence[str], log_folder: Path | None) -> None:
+    """Start a stack in a session of its own, wait until it serves, and leave it running. words: the arguments as typed; the new launcher
+    gets them without --detach. log_folder: None: a new folder. Raises StackError, also if the stack ends before it serves."""
+    # The launcher makes it too. Made here first, so that errors and the bars of fetches are seen on this terminal.
+    layout = layout_of(choice)
+    if log_folder is None:
+        log_folder = _new_log_folder()
+    log_folder.mkdir(parents=True, exist_ok=True)
+    notices = Notices()
+    warn(layout, notices)
+    ready, ours = os.pipe()
+    command = [sys.executable, "-m", "omnistage.cli", *(word for word in words if word != "--detach")]
+    command += ["--log-dir", str(log_folder), "--ready-fd", str(ours)]
+    with os.fdopen(os.open(log_folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
+        launcher = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(ours,), start_new_session=True, cwd=Path.cwd()
+        )
+    os.close(ours)
+    try:
+        with os.fdopen(ready) as pipe, notices.status("starting the stack"):
+            line = pipe.readline()
+    except BaseException:
+        launcher.terminate()
+        launcher.wait()
+        raise
+    answer = json.loads(line) if line.endswith("\n") else {}
+    if "address" not in answer:
+        code = launcher.wait()
+        error = StackError(
+            answer.get("error") or f"the launcher ended with code {code} before it served", hint=f"Its log is {log_folder / LOG}."
+        )
+        error.log = answer.get("log", "")
+        raise error
+    address, http, metrics = (answer.get(name, "") for name in ("address", "http", "metrics"))
+    logs = str(log_folder)
+    announce(notices, address, layout, pid=launcher.pid, http=http, metrics=metrics, log_folder=logs)
+
+
+def _new_log_folder() -> Path:
+    """Make a folder for the logs of this start, and return it. Older folders of this kind are removed, except the newest ones and those of
+    stacks that serve."""
+    logs = state_folder("logs")
+    in_use = {served.log_folder for served in all_served()}
+    old = sorted((path for path in logs.iterdir() if str(path) not in in_use), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in old[KEPT_LOGS - 1 :]:
+        shutil.rmtree(path, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=logs))
+
+
+def stop(address: str | None, *, every: bool, is_now: bool) -> None:
+    """End stacks of this user, and wait until all their processes have ended. address: HOST:PORT, or the port; None: the only stack. every:
+    end all stacks. is_now: do not wait for running answers. Raises RequestError, and StackError for a stack that does not end."""
+    stacks = all_served()
+    for served in stacks if every and stacks else [choose_stack(stacks, address)]:
+        _stop(served, is_now)
+
+
+def _stop(served: Served, is_now: bool) -> None:
+    """End one stack, and print when it has ended. Raises StackError if it does not end in time."""
+    notices = Notices()
+    try:
+        ending = StackEnd(served)
+    except ProcessLookupError:
+        notices.tell(f"{escape(served.address)} had ended already")
+        return
+    with closing(ending):
+        ending.signal()
+        patience = f"answers that run get up to {served.grace_s:g} s"
+        with notices.status(f"ending {served.address}{'' if is_now else f': {patience}'}"):
+            # A busy launcher may see two signals as one, so they are sent until it has ended.
+            has_ended = _ends_now(ending) if is_now else ending.wait(served.grace_s + MARGIN_S)
+        if not has_ended:
+            raise StackError(
+                f"{served.address} has not ended within {served.grace_s + MARGIN_S:g} s",
+                hint=f"`omnistage stop --now {served.address}` ends it at once; its launcher is pid {served.pid}.",
+            )
+    notices.tell(f"ended {escape(served.address)}")
+
+
+def _ends_now(ending: StackEnd) -> bool:
+    """Send the signal again and again until the stack has ended, for MARGIN_S or a little longer; returns whether it has ended."""
+    for _ in range(int(MARGIN_S / AGAIN_S)):
+        if ending.wait(AGAIN_S):
+            return True
+        ending.signal()
+    return ending.wait(MARGIN_S)

@@ -1,0 +1,472 @@
+"""Runs the processes of a stack: the stages of the first pipeline, the router and the gateway, and later the stages of each other pipeline,
+when it is asked for. No process is left when the stack ends.
+
+Each process that serves has a keeper, which starts it again if it ends by itself, and gives it up after too many failed starts. A pipeline
+is out when the last process of one of its stages is given up; the owner of the stack may begin it anew. If the router is given up, the
+stack is broken, because nothing can be asked; without a gateway it goes on.
+
+Every process holds the reading end of one pipe, the lifeline, and only this process has the writing end: if this process is killed, the
+pipe closes, and the others drain and exit by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from omnistage.cli.stack import resources
+from omnistage.cli.stack.layout import ANY_PORT, GATEWAY, ROUTER, Layout, apart, room
+from omnistage.cli.stack.pipelines import fetch_own
+from omnistage.cli.stack.processes import RESTART_LIMIT_S, Child, Keeper, Tell
+from omnistage.cli.stack.resources import Ports, gateway_environment, with_token
+from omnistage.client.errors import StackError, UnknownModelError
+from omnistage.client.threads import beside
+from omnistage.host.addresses import host_and_port
+from omnistage.models.fetch.disk import OwnFolder, sweep
+
+KEPT_PORT = ("--kept-port", "true")
+"""Arguments by which a server knows that `Ports` keeps its port."""
+
+VIDEO_FOLDER = "OMNISTAGE_VIDEO_FOLDER"
+"""The variable with the folder in which a gateway keeps films."""
+HTTP_PORT_TRIES = 20
+"""How many ports the gateway tries, from its own on, if they are taken. After a restart it listens at the same port as before."""
+
+FAILURES = frozenset({"lost", "failed", "given up"})
+"""Events of a process (keeper.py) that make the logs worth keeping."""
+
+Report = Callable[[str], None]
+"""Called with the name of a process when the process serves for the first time."""
+
+
+class Servers:
+    """Processes that do the same work: the replicas of a stage, the router, or the gateway. pipelines: names of the pipelines with this
+    stage; empty for router and gateway. is_vital: when the last of the processes is given up, the stack is broken. all: every planned
+    process. children: the processes that were not given up. keepers: a task for each process that serves."""
+
+    def __init__(self, children: Sequence[Child], pipelines: Collection[str] = (), *, is_vital: bool = False) -> None:
+        self.pipelines = frozenset(pipelines)
+        self.is_vital = is_vital
+        self.all = list(children)
+        self.children = list(children)
+        self.keepers: list[asyncio.Task[None]] = []
+        self.starting: asyncio.Task[None] | None = None
+        """The task that starts all of them, whichever pipeline asked first; done when each has served once. None: they need not run."""
+
+    @property
+    def tasks(self) -> set[asyncio.Task[None]]:
+        """All tasks that start these processes, or start them again."""
+        return {*self.keepers, *(() if self.starting is None else (self.starting,))}
+
+
+class Stack:
+    """The processes of a layout, from `start` to `stop`. In between, `address` is HOST:PORT of a router that serves or is just being
+    started again; pipelines other than the first run only if they were begun.
+
+    log_folder: gets the output of the processes; None: a temporary folder, which is kept only after a failure. verbose: the output goes to
+    stderr instead. report: called with the name of each process when it serves for the first time. tell: called with events of the
+    processes, see `keeper.Tell`.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        log_folder: Path | None = None,
+        verbose: bool = False,
+        report: Report | None = None,
+        tell: Tell | None = None,
+    ) -> None:
+        self._layout = layout
+        self._verbose = verbose
+        self._report = report
+        self._tell_owner = tell
+        self._owns_folder = log_folder is None and not verbose
+        self._own_folder: OwnFolder | None = None
+        self._film_folder: OwnFolder | None = None
+        self.log_folder = log_folder
+        self._stages: list[Servers] = []
+        self._fronts: list[Servers] = []
+        """The processes that clients ask, in the order in which `stop` ends them: the gateway, while the router still answers, and the
+        router. All of them end before any stage."""
+        self._begun: dict[str, asyncio.Task[None]] = {}
+        """By pipeline: the task that starts it, which stays here when it is done. A pipeline that failed or is out has none."""
+        self._gone: dict[str, asyncio.Future[StackError]] = {}
+        """For each pipeline that was begun: a future, which gets the error when the pipeline has failed or is out."""
+        self._outs: set[asyncio.Task[None]] = set()
+        """Tasks that end the processes of pipelines that are out."""
+        self._lifeline: tuple[int, int] | None = None  # descriptors of its reading and writing end
+        self._broken: asyncio.Future[StackError] | None = None
+        self._failed = False  # whether to keep the logs
+        self._environment = with_token(os.environ)
+        self._ports = Ports()
+
+    async def start(self) -> None:
+        """Start the first pipeline, the router and the gateway. After a failure nothing is left running. Raises StackError with the last
+        words of the process that failed."""
+        self._lifeline = os.pipe()
+        self._broken = asyncio.get_running_loop().create_future()
+        if self._owns_folder:
+            self._own_folder = OwnFolder("logs")
+            self.log_folder = self._own_folder.path
+        else:
+            sweep(Path(tempfile.gettempdir()))  # Removes folders that killed stacks left behind, as making an OwnFolder does.
+        try:
+            if self._layout.servers.http and not self._environment.get(VIDEO_FOLDER):
+                self._film_folder = OwnFolder("films")
+            await self._start()
+        except BaseException as error:
+            self._failed = self._failed or isinstance(error, StackError)
+            await self.stop()
+            raise
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT of the router."""
+        return self._address_of(ROUTER)
+
+    @property
+    def http(self) -> str:
+        """HOST:PORT of the gateway; empty: there is none, or it was given up."""
+        return self._address_of(GATEWAY)
+
+    def _address_of(self, front: str) -> str:
+        return next((child.address for servers in self._fronts for child in servers.children if child.name == front), "")
+
+    @property
+    def children(self) -> list[Child]:
+        """All processes that are to run and were not given up; the router is the last."""
+        return [child for servers in self._all if servers.starting is not None for child in servers.children]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all processes of the begun pipelines, or of the first pipeline if none was begun, and of the gateway and the
+        router."""
+        pipeline_names = self._begun or {self._layout.pipelines[0].name}
+        stages = [name for group in self._layout.groups if not {*group.pipelines}.isdisjoint(pipeline_names) for name in group.names]
+        return [*stages, *self._layout.fronts]
+
+    def metrics_addresses(self) -> dict[str, str]:
+        """HOST:PORT of every process's metrics, by its name; empty for a process that does not serve now. May be called from any thread."""
+        serving = {child.name: child.metrics_address for child in self.children if child.serves}
+        return {name: serving.get(name, "") for name in self.names}
+
+    async def broken(self) -> StackError:
+        """Wait until the stack cannot go on, and return the error that says why: no begun pipeline is left, or the router was given up."""
+        if self._broken is None:
+            raise RuntimeError("broken() before start()")
+        return await asyncio.shield(self._broken)
+
+    async def begin(self, pipeline: str) -> None:
+        """Start a pipeline while others serve, and return when all its processes serve; a second caller waits for the same start. If it
+        fails, its processes that no other pipeline uses are ended, and it may be begun anew. If the caller is cancelled, the start goes on.
+        Raises UnknownModelError and StackError."""
+        if pipeline not in {one.name for one in self._layout.pipelines}:
+            raise UnknownModelError(f"this stack has no pipeline {pipeline}; it has {self._layout.names}")
+        if pipeline not in self._begun:
+            self._note_begin(pipeline, asyncio.create_task(self._begin(pipeline)))
+        await self._has_begun(pipeline)
+
+    async def gone(self, pipeline: str) -> StackError:
+        """Wait until a begun pipeline has failed or is out and its own processes have ended, so that it may be begun anew; returns the
+        error that says why. If it was the last pipeline, this waits for ever, because then the stack is broken."""
+        return await asyncio.shield(self._gone[pipeline])
+
+    def _note_begin(self, pipeline: str, start: asyncio.Task[None]) -> None:
+        """Note that a pipeline is begun, by the task that starts it."""
+        self._begun[pipeline] = start
+        self._gone[pipeline] = asyncio.get_running_loop().create_future()
+
+    async def _has_begun(self, pipeline: str) -> None:
+        """Wait until a begun pipeline serves. Raises StackError if it fails, also if its start was cancelled, because one of its stages was
+        given up."""
+        start = self._begun[pipeline]
+        task = asyncio.current_task()
+        try:
+            await asyncio.shield(start)
+        except asyncio.CancelledError:
+            if start.cancelled() and task is not None and not task.cancelling():
+                raise StackError(f"a stage of {pipeline} was given up while another one started") from None
+            raise
+
+    def kill(self) -> None:
+        """End every process at once, whatever it does, and start none of them again; `stop` cleans up the rest."""
+        for task in self._tasks:
+            task.cancel()
+        for child in self.children:
+            child.kill_now()
+
+    async def stop(self) -> None:
+        """First end the processes that clients ask, so that running answers can finish, then all stages; wait for each. From now on nothing
+        is started again."""
+        tasks = self._tasks
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for servers in self._fronts:
+            await self._end(servers)
+        async with asyncio.TaskGroup() as ends:
+            for servers in self._stages:
+                ends.create_task(self._end(servers))
+        self._ports.close()
+        if self._lifeline is not None:
+            for fd in self._lifeline:
+                os.close(fd)
+            self._lifeline = None
+        if self._own_folder is not None:
+            self._own_folder.keep() if self._failed else self._own_folder.remove()
+        if self._film_folder is not None:
+            self._film_folder.remove()
+
+    @property
+    def _all(self) -> list[Servers]:
+        return [*self._stages, *self._fronts]
+
+    @property
+    def _tasks(self) -> set[asyncio.Task[None]]:
+        """All tasks that start or end processes."""
+        return {*self._begun.values(), *self._outs}.union(*(servers.tasks for servers in self._all))
+
+    async def _end(self, servers: Servers) -> None:
+        """End these processes, and the tasks that would start them again. Afterwards all of them may be started anew, also those that were
+        given up."""
+        tasks = servers.tasks
+        for task in tasks:
+            task.cancel()
+        for task in tasks and (await asyncio.wait(tasks))[0]:
+            task.cancelled() or task.exception()  # Read, so that asyncio does not log the error: the tasks that wait get it too.
+        async with asyncio.TaskGroup() as ends:
+            for child in servers.all:
+                ends.create_task(child.stop(self._layout.servers.grace_s))
+        servers.keepers, servers.starting, servers.children = [], None, list(servers.all)
+
+    # Starting ------------------------------------------------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        """Start the first pipeline, the router and the gateway at the same time. The router loads its code meanwhile, but looks for the
+        stages only when all of them serve; the end of a pipe is the sign for it. The gateway asks nothing before its first request."""
+        self._make_children()
+        *gateways, router = self._fronts
+        first = self._layout.pipelines[0].name
+        wait_fd, go_fd = os.pipe()
+        loading = router.starting = asyncio.create_task(self._start_child(router, router.all[0], wait_fd))
+        opening = [asyncio.create_task(self._start_gateway(gateway, gateway.all[0])) for gateway in gateways]
+        for gateway, task in zip(gateways, opening, strict=True):
+            gateway.starting = task
+        try:
+            try:
+                self._note_begin(first, asyncio.create_task(self._start_stages(first)))
+                await self._has_begun(first)
+            finally:
+                os.close(go_fd)
+            for task in (loading, *opening):
+                await self._unless_broken(task)
+        finally:
+            loading.cancel()
+            await asyncio.wait({loading})
+            os.close(wait_fd)
+
+    def _make_children(self) -> None:
+        """Make the objects of all processes of all pipelines, each with its address; no process is started. Raises StackError."""
+        options, groups = self._layout.servers, self._layout.groups
+        try:
+            addresses = [[self._ports.take() for _ in group.names] for group in groups]
+            host, port = host_and_port(options.address)
+            router = options.address if port else self._ports.take(host)
+        except OSError as error:
+            raise StackError(f"there is no free port to listen on: {error.strerror}") from error
+        for group, group_addresses in zip(groups, addresses, strict=True):
+            neighbours = [
+                address
+                for other, those in zip(groups, addresses, strict=True)
+                if other is not group and not {*group.pipelines}.isdisjoint(other.pipelines)
+                for address in those
+            ]
+            arguments = [*self._layout.stage_arguments(group.stage, neighbours), *KEPT_PORT]
+            children = [
+                self._child(name, group.stage.kind, arguments, address, resources.stage_bounds())
+                for name, address in zip(group.names, group_addresses, strict=True)
+            ]
+            self._stages.append(Servers(children, group.pipelines))
+        placed = [
+            (f"{pipeline}/{group.stage.kind}", address)
+            for group, group_addresses in zip(groups, addresses, strict=True)
+            for pipeline in group.pipelines
+            for address in group_addresses
+        ]
+        bounded = resources.router_bounds(resources.memory_of_machine())
+        if options.http:
+            http = apart(options.http, self._own_addresses(router))
+            gateway = self._child(GATEWAY, GATEWAY, self._layout.gateway_arguments(router), http, bounded)
+            self._fronts.append(Servers([gateway]))
+        arguments = [*self._layout.router_arguments(placed), *(() if port else KEPT_PORT)]
+        child = self._child(ROUTER, ROUTER, arguments, router, bounded, options.metrics_address)
+        self._fronts.append(Servers([child], is_vital=True))
+
+    def _own_addresses(self, router: str) -> tuple[str, ...]:
+        """Addresses that the gateway must not take, because other processes of the stack have them, or will have them."""
+        return router, self._layout.servers.metrics_address, self._layout.servers.metrics
+
+    def _child(
+        self, name: str, kind: str, arguments: Sequence[str], address: str, bound: resources.Bounds, metrics_address: str = ANY_PORT
+    ) -> Child:
+        """The object of one process."""
+        log, variables = self._log(name), self._gateway_environment() if kind == GATEWAY else self._environment
+        return Child(name, f"omnistage.{kind}", arguments, address, metrics_address, log, variables, self._ports.fds, bound)
+
+    def _gateway_environment(self) -> dict[str, str]:
+        """The variables of the gateway. It calls no stage, so it does not get their token. Its films are in a folder of the stack, unless
+        the user names one: if it is killed, the next one goes on with them."""
+        folder = {VIDEO_FOLDER: str(self._film_folder.path)} if self._film_folder is not None else {}
+        return {**gateway_environment(self._environment), **folder}
+
+    async def _begin(self, pipeline: str) -> None:
+        """Start a pipeline while the stack runs: wait until the processes of pipelines that are out have ended, fetch the models, and start
+        the stages. If the pipeline does not start, it is put out, and StackError is raised."""
+        layout = next(one for one in self._layout.pipelines if one.name == pipeline)
+        while self._outs:
+            await asyncio.wait(self._outs)
+        try:
+            await beside(lambda: fetch_own(layout), "omnistage-fetch")
+            await self._start_in_time(pipeline)
+        except StackError as error:
+            await asyncio.shield(self._put_out([pipeline], error))
+            raise
+
+    async def _start_in_time(self, pipeline: str) -> None:
+        """Start the stages of a pipeline, with a time limit, because other pipelines may wait for their start. Raises StackError."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RESTART_LIMIT_S):
+                await self._start_stages(pipeline)
+                return
+        raise StackError(f"{pipeline} was not ready within {RESTART_LIMIT_S:g} s")
+
+    async def _start_stages(self, pipeline: str) -> None:
+        """Start those stages of a pipeline that do not run yet, and wait until all its stages serve. As soon as a process does not start,
+        raises its StackError."""
+        starts = set[asyncio.Task[None]]()
+        for servers in self._stages:
+            if pipeline in servers.pipelines:
+                if servers.starting is None:
+                    servers.starting = asyncio.create_task(self._start_servers(servers))
+                starts.add(servers.starting)
+        await asyncio.wait(starts, return_when=asyncio.FIRST_EXCEPTION)
+        for start in starts:
+            if start.done():
+                start.result()
+
+    async def _start_servers(self, servers: Servers) -> None:
+        """Start all processes that do the same work. Raises the StackError of one that does not start."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for child in servers.children:
+                    tasks.create_task(self._start_child(servers, child))
+        except ExceptionGroup as group:
+            failures = group.subgroup(StackError)
+            if failures is None:
+                raise
+            raise failures.exceptions[0] from None
+
+    async def _start_child(self, servers: Servers, child: Child, wait_fd: int | None = None, words: Sequence[str] = ()) -> None:
+        """Start a process, wait until it serves, and have it kept from then on. wait_fd, words: `start_fd` and `words` of `Child.start`."""
+        if self._lifeline is None:
+            raise StackError("the stack was stopped while it started")
+        await child.start(self._lifeline[0], wait_fd, words)
+        if self._report is not None:
+            self._report(child.name)
+        keeper = asyncio.create_task(self._keep(servers, Keeper(child, self._lifeline[0], self._tell)))
+        keeper.add_done_callback(self._kept)
+        servers.keepers.append(keeper)
+
+    async def _start_gateway(self, servers: Servers, child: Child) -> None:
+        """Start the gateway. If it does not start, it is given up, and the stack goes on without it."""
+        tries = room(child.address, self._own_addresses(self.address), HTTP_PORT_TRIES)
+        try:
+            async with asyncio.timeout(RESTART_LIMIT_S):
+                await self._start_child(servers, child, words=("--port-tries", str(tries)))
+        except TimeoutError:
+            await child.kill()
+            self._give_up(servers, child, StackError(f"{child.name} was not ready within {RESTART_LIMIT_S:g} s"))
+        except StackError as error:
+            self._give_up(servers, child, error)
+
+    async def _unless_broken(self, starting: asyncio.Task[None]) -> None:
+        """Wait until a router or gateway serves. Raises StackError if the stack breaks first: a router whose stages are gone would never be
+        ready."""
+        breaking = asyncio.create_task(self.broken())
+        tasks: set[asyncio.Task[None] | asyncio.Task[StackError]] = {starting, breaking}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                raise breaking.result()
+            starting.result()
+        finally:
+            breaking.cancel()
+            await asyncio.wait({breaking})
+
+    # Keeping -------------------------------------------------------------------------------------------------------------------------
+
+    async def _keep(self, servers: Servers, keeper: Keeper) -> None:
+        """Keep a process running, and give it up when its keeper does."""
+        self._give_up(servers, keeper.child, await keeper.keep())
+
+    def _give_up(self, servers: Servers, child: Child, error: StackError) -> None:
+        """Give a process up: nothing starts it again. If no other does the same work, the pipelines that need it are out; if it was the
+        router, the stack is broken."""
+        self._tell("given up", error.message)
+        servers.children.remove(child)
+        if servers.children:
+            return
+        if servers.is_vital:
+            self._break(error)
+        if out := [name for name in self._begun if name in servers.pipelines]:
+            for pipeline in out:
+                self._begun[pipeline].cancel()
+            self._put_out(out, error)
+
+    def _put_out(self, pipelines: Sequence[str], error: StackError) -> asyncio.Task[None]:
+        """Put pipelines out. The returned task ends the processes that no other pipeline uses; when it is done, they may be begun anew."""
+        self._failed = True
+        for pipeline in pipelines:
+            del self._begun[pipeline]
+        task = asyncio.create_task(self._end_rest(error, [self._gone[pipeline] for pipeline in pipelines]))
+        self._outs.add(task)
+        task.add_done_callback(self._outs.discard)
+        return task
+
+    async def _end_rest(self, error: StackError, gone: Sequence[asyncio.Future[StackError]]) -> None:
+        """End the stages that no begun pipeline uses, or that have no process left; then report the error to the callers that wait in
+        `gone`. If no pipeline is left, the stack is broken."""
+        for servers in self._stages:
+            if servers.starting is not None and not (servers.children and not servers.pipelines.isdisjoint(self._begun)):
+                await self._end(servers)
+        if not self._begun:
+            self._break(error)
+            return
+        for each in gone:
+            each.set_result(error)
+
+    def _break(self, error: StackError) -> None:
+        """Have `broken` return this error, unless it has one already."""
+        if self._broken is not None and not self._broken.done():
+            self._broken.set_result(error)
+
+    def _kept(self, keeper: asyncio.Task[None]) -> None:
+        """Handle the end of a keeper's task. If a bug ended it, nothing watches its process any more, so the stack ends with that error."""
+        error = None if keeper.cancelled() else keeper.exception()
+        if error is not None and self._broken is not None and not self._broken.done():
+            self._broken.set_exception(error)
+
+    def _tell(self, event: str, text: str) -> None:
+        """Report an event of a process to the caller of the stack; after a failure the logs are kept."""
+        self._failed = self._failed or event in FAILURES
+        if self._tell_owner is not None:
+            self._tell_owner(event, text)
+
+    def _log(self, name: str) -> Path | None:
+        """The log of a process; None: it writes to this process's stderr."""
+        return None if self._verbose or self.log_folder is None else self.log_folder / f"{name}.log"
