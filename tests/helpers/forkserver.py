@@ -174,8 +174,8 @@ def _open_streams() -> None:
 def _import(name: str) -> None:
     """A package that is a program, and all its modules. Each child runs the program for the first time."""
     importlib.import_module(f"{name}.__main__")
-    for one in pkgutil.iter_modules(sys.modules[name].__path__):
-        importlib.import_module(f"{name}.{one.name}")
+    for one in pkgutil.walk_packages(sys.modules[name].__path__, f"{name}."):
+        importlib.import_module(one.name)
     del sys.modules[f"{name}.__main__"]
 
 

@@ -1,4 +1,5 @@
-"""The `omnistage` command and its subcommands. Each is a module with its options; the work is in another one, imported when it runs."""
+"""The `omnistage` command and its subcommands. Every start imports the modules with their options; the work is in others, imported when it
+runs."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ import typer
 from omnistage.cli import interrupt
 
 if TYPE_CHECKING:
-    from omnistage.client.errors import OmniError
+    from omnistage.client.errors import OmniError  # Not for a help text: it takes longer than the rest of the command.
     from omnistage.client.wording import Wording
 
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def errors_reported(verbose: bool = False) -> Iterator[None]:
     """A context that turns the errors of the client and the launcher into a message on stderr and exit code 1, and signals into their exit
     codes, such as 130 for Ctrl-C."""
-    from omnistage.client.errors import OmniError
+    from omnistage.client.errors import OmniError  # Not for a help text: it takes longer than the rest of the command.
 
     try:
         interrupt.raise_interrupts()

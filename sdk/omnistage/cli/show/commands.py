@@ -19,8 +19,6 @@ Running = Annotated[
     str | None,
     typer.Option(metavar="HOST:PORT", help="A router, or several with commas between; default: OMNISTAGE_ROUTER, or that of this machine."),
 ]
-
-
 Settings = Annotated[bool, typer.Option("--verbose", "-v", help="Show too what every stage chose, and tracebacks.")]
 
 
@@ -126,8 +124,8 @@ def make_tiny(
         print(directory)
 
 
-_INSTALLED = Path(__file__).resolve().parents[1] / "v1"
-_CHECKOUT = Path(__file__).resolve().parents[3] / "protos" / "omnistage" / "v1"
+_INSTALLED = Path(__file__).resolve().parents[2] / "v1"
+_CHECKOUT = Path(__file__).resolve().parents[4] / "protos" / "omnistage" / "v1"
 
 PROTO_PACKAGE = Path("omnistage", "v1")
 ERROR_PACKAGE = Path("google", "rpc")

@@ -17,11 +17,10 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from omnistage.cli.stack import resources
 from omnistage.cli.stack.layout import ANY_PORT, GATEWAY, ROUTER, Layout, apart, room
 from omnistage.cli.stack.pipelines import fetch_own
 from omnistage.cli.stack.processes import RESTART_LIMIT_S, Child, Keeper, Tell
-from omnistage.cli.stack.resources import Ports, gateway_environment, with_token
+from omnistage.cli.stack.resources import Bounds, Ports, gateway_environment, memory_of_machine, router_bounds, stage_bounds, with_token
 from omnistage.client.errors import StackError, UnknownModelError
 from omnistage.client.threads import beside
 from omnistage.host.addresses import host_and_port
@@ -36,7 +35,7 @@ HTTP_PORT_TRIES = 20
 """How many ports the gateway tries, from its own on, if they are taken. After a restart it listens at the same port as before."""
 
 FAILURES = frozenset({"lost", "failed", "given up"})
-"""Events of a process (keeper.py) that make the logs worth keeping."""
+"""Events of a process (`Tell`) that make the logs worth keeping."""
 
 Report = Callable[[str], None]
 """Called with the name of a process when the process serves for the first time."""
@@ -68,7 +67,7 @@ class Stack:
 
     log_folder: gets the output of the processes; None: a temporary folder, which is kept only after a failure. verbose: the output goes to
     stderr instead. report: called with the name of each process when it serves for the first time. tell: called with events of the
-    processes, see `keeper.Tell`.
+    processes, see `Tell`.
     """
 
     def __init__(
@@ -288,7 +287,7 @@ class Stack:
             ]
             arguments = [*self._layout.stage_arguments(group.stage, neighbours), *KEPT_PORT]
             children = [
-                self._child(name, group.stage.kind, arguments, address, resources.stage_bounds())
+                self._child(name, group.stage.kind, arguments, address, stage_bounds())
                 for name, address in zip(group.names, group_addresses, strict=True)
             ]
             self._stages.append(Servers(children, group.pipelines))
@@ -298,7 +297,7 @@ class Stack:
             for pipeline in group.pipelines
             for address in group_addresses
         ]
-        bounded = resources.router_bounds(resources.memory_of_machine())
+        bounded = router_bounds(memory_of_machine())
         if options.http:
             http = apart(options.http, self._own_addresses(router))
             gateway = self._child(GATEWAY, GATEWAY, self._layout.gateway_arguments(router), http, bounded)
@@ -311,9 +310,7 @@ class Stack:
         """Addresses that the gateway must not take, because other processes of the stack have them, or will have them."""
         return router, self._layout.servers.metrics_address, self._layout.servers.metrics
 
-    def _child(
-        self, name: str, kind: str, arguments: Sequence[str], address: str, bound: resources.Bounds, metrics_address: str = ANY_PORT
-    ) -> Child:
+    def _child(self, name: str, kind: str, arguments: Sequence[str], address: str, bound: Bounds, metrics_address: str = ANY_PORT) -> Child:
         """The object of one process."""
         log, variables = self._log(name), self._gateway_environment() if kind == GATEWAY else self._environment
         return Child(name, f"omnistage.{kind}", arguments, address, metrics_address, log, variables, self._ports.fds, bound)

@@ -1,0 +1,1 @@
+"""`omnistage chat`: a conversation on a terminal."""

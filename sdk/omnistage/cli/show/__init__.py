@@ -1,0 +1,1 @@
+"""Commands about what is there: pipelines, servers, voices and checkpoints, and metrics of a stack."""
