@@ -1,4 +1,4 @@
-"""What commands share before their work begins: their common options, their help, and the media typed with a question.
+"""The parts that commands share before their work begins: their common options, their help, and the media typed with a question.
 
 Every command imports this module at its start, so it imports no more than Typer."""
 

@@ -1,4 +1,4 @@
-"""What the processes of a stack get from the launcher: bounds on their memory, because other programs run on the machine too; an
+"""The things that the processes of a stack get from the launcher: bounds on their memory, because other programs run on the machine too; an
 environment without keys of clients, and with a token that only they know; and ports, so that all addresses are known before any server
 listens."""
 

@@ -1,6 +1,6 @@
 """The rules of written forms, which stand in the tables of this package: rows of rules.tsv say what is written, between which contexts, and
-which words are said for it; other tables have lists of words and short forms. A line that begins with "# " is a remark. What the text
-around a form says about it is read here too."""
+which words are said for it; other tables have lists of words and short forms. A line that begins with "# " is a remark. The text around
+a form is read here too: what it says about the form."""
 
 from __future__ import annotations
 

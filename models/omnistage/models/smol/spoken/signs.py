@@ -1,5 +1,5 @@
-"""What is read sign by sign: signs that take more than a row, such as powers, sums, absolute values and ranges; addresses of web, mail and
-files; and digits that are no amount, such as telephone numbers, versions and codes."""
+"""The forms that are read sign by sign: signs that take more than a row, such as powers, sums, absolute values and ranges; addresses of
+web, mail and files; and digits that are no amount, such as telephone numbers, versions and codes."""
 
 from __future__ import annotations
 
