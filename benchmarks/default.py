@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import latency, relay, spoken_words, thinker_batch
+from benchmarks import asr, latency, relay, thinker_batch
 from benchmarks.figures import run
 
 if __name__ == "__main__":
@@ -17,7 +17,7 @@ if __name__ == "__main__":
                 "thinker alone": thinker_batch.measure,
                 "chain of toys": relay.measure,
                 "relays": relay.relaying,
-                "spoken words": spoken_words.measure,
+                "spoken words": asr.measure,
             },
         )
     )

@@ -18,9 +18,8 @@ import torch
 
 from benchmarks import films
 from benchmarks.figures import OUT, Figure, Report, arguments, median
-from benchmarks.full_size import on_gpu
-from benchmarks.sounds import first_sound
-from benchmarks.studio import STEPS, DiffusersPipeline, RequestTimes, Studio, most_apart, watch_calls
+from benchmarks.films import first_sound
+from benchmarks.studio import STEPS, DiffusersPipeline, RequestTimes, Studio, most_apart, on_gpu, watch_calls
 from omnistage.models.diffusers.painter import BatchRow
 from omnistage.models.diffusers.pictures import LinearMap, Pictures
 from omnistage.models.diffusers.plan import DrawingPlan

@@ -1,10 +1,12 @@
-"""Figures: each is written as JSON when it is measured, printed in a table at the end, and compared with its goal."""
+"""The frame of all benchmarks: figures, which are written as JSON when they are measured, printed in a table at the end, and compared with
+their goals; the questions; and facts of processes from the kernel."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import json
+import os
 import re
 import sys
 import traceback
@@ -19,6 +21,87 @@ from rich.table import Table
 
 from omnistage.cli.console import Console
 from omnistage.host.terminal import guard_standard_streams
+
+QUESTION = "What is a kite?"
+"""Asked with max_tokens=SIX_SECONDS_TOKENS, so that every run makes the same amount of sound."""
+
+SIX_SECONDS_TOKENS = 20
+
+SPOKEN = (
+    "Why is the sky blue?",
+    "What is a kite?",
+    "How do plants make food?",
+    "Tell me about the moon.",
+    "What is bread made of?",
+    "How does a bicycle stay upright?",
+    "Why do we sleep?",
+    "What is a river?",
+    "How do birds fly?",
+    "Give me a tip for learning the guitar.",
+    "What is the capital of France?",
+    "Why is the sea salty?",
+    "How many days are in a week?",
+    "What is a volcano?",
+    "Describe a forest in autumn.",
+    "What do bees do?",
+    "How is glass made?",
+    "What is a computer?",
+    "Tell me about cats.",
+    "Why do leaves fall?",
+    "What is the largest planet?",
+    "How do I boil an egg?",
+    "What is music?",
+    "Why should I drink water?",
+)
+
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process since its start (proc(5), stat fields 14 and 15)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * _TICK_S
+
+
+def peak_bytes(pid: int) -> int:
+    """Peak resident memory of a process in bytes (proc(5), VmHWM)."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise LookupError(f"no VmHWM for process {pid}")
+
+
+def wakeups(pid: int) -> int:
+    """How often the threads that a process has now went to sleep by themselves since they began (proc(5), voluntary_ctxt_switches)."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    lines = [line for thread in threads for line in (thread / "status").read_text().splitlines()]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches:"))
+
+
+def with_children(pid: int) -> list[int]:
+    """The ids of a process, of its children and of their children."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    children = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+    return [pid, *(each for child in children for each in with_children(child))]
+
+
+@dataclass
+class CpuMeter:
+    """Measures the CPU time of the processes `pids` since the meter was made."""
+
+    pids: Sequence[int]
+
+    def __post_init__(self) -> None:
+        self._before = self._now()
+
+    def _now(self) -> list[float]:
+        return [cpu_seconds(pid) for pid in self.pids]
+
+    def spent(self) -> list[float]:
+        """CPU seconds of each process since the meter was made."""
+        return [now_s - before_s for now_s, before_s in zip(self._now(), self._before, strict=True)]
+
 
 OUT = Path(__file__).parent / "out"
 GOAL = re.compile(r"(<=|>=) (\d+(?:\.\d+)?)")

@@ -16,9 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.figures import Figure, Report, median, percentile, run
-from benchmarks.processes import CpuMeter, peak_bytes, wakeups
-from benchmarks.prompts import QUESTION, SIX_SECONDS_TOKENS
+from benchmarks.figures import QUESTION, SIX_SECONDS_TOKENS, CpuMeter, Figure, Report, median, peak_bytes, percentile, run, wakeups
 from helpers.browser import CHROMIUM, ask, browser, opened
 from omnistage.cli.stack.layout import Layout, PipelineLayout, ServerOptions, StageLayout
 from omnistage.cli.stack.pipelines import Choice, layout_of

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import grpc.aio
 
-from benchmarks.processes import wakeups
+from benchmarks.figures import wakeups
 
 FIRST = "first"
 """The argument in the place of an address, for the process that connects to no other."""

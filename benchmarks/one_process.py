@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import cast
 
-from benchmarks.prompts import QUESTION
+from benchmarks.figures import QUESTION
 from omnistage.client.events import is_audible
 from omnistage.engine.types import Sampling
 from omnistage.models.conversation import Turn

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from benchmarks.bare_grpc import RELAYS, floor
-from benchmarks.figures import Figure, Report, median, percentile, run
-from benchmarks.processes import CpuMeter
+from benchmarks.figures import CpuMeter, Figure, Report, median, percentile, run
 from omnistage.cli.stack.layout import Layout, PipelineLayout, ServerOptions, StageLayout
 from omnistage.cli.stack.stack import Stack
 from omnistage.client.routers import INSECURE

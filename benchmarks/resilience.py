@@ -15,10 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import lengths
-from benchmarks.figures import Figure, Report, arguments, median, percentile
+from benchmarks import loss
+from benchmarks.figures import SPOKEN, Figure, Report, arguments, median, percentile
 from benchmarks.loss import Hearing, LossCase, MeasuredLoss, NothingLost, hear, lose
-from benchmarks.prompts import SPOKEN
 from helpers.disturbed import found, restore
 from helpers.fleet import Fleet, fleet
 from helpers.hanging import HANG
@@ -95,7 +94,7 @@ async def measure_lengths(report: Report, kinds: Sequence[str], answers: Sequenc
             request = replace(slow, tokens=tokens).request
             for kind in kinds:
                 with report.part(f"{kind} killed in an answer of {tokens} tokens"):
-                    report.add(await lengths.measure(house, stub, request, kind, tokens, kills))
+                    report.add(await loss.measure(house, stub, request, kind, tokens, kills))
 
 
 def _fleet(logs: Path, model: MeasuredPipeline) -> AbstractContextManager[Fleet]:

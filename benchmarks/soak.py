@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.figures import Figure, Report, arguments, median
-from benchmarks.processes import with_children
+from benchmarks.figures import Figure, Report, arguments, median, with_children
 from benchmarks.use import stack
 from omnistage.client import Omni
 

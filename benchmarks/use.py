@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks import idle
-from benchmarks.figures import Figure, Report, median, run
-from benchmarks.processes import with_children
+from benchmarks.figures import Figure, Report, median, run, with_children
 from omnistage.client import Omni
 
 ROOT = Path(__file__).resolve().parents[1]

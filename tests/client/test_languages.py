@@ -8,8 +8,7 @@ import pytest
 
 from helpers.ports import take_address
 from omnistage.client import Omni
-from tools.examples import Example, check_answer, check_full_and_cancelled, check_unknown, get_expected, slow_pipeline
-from tools.languages import LANGUAGES, build
+from tools.examples import LANGUAGES, Example, build, check_answer, check_full_and_cancelled, check_unknown, get_expected, slow_pipeline
 
 MAKES_MINUTES = [pytest.mark.long, pytest.mark.timeout(900)]
 """A compiler of C++, beside other tests."""

@@ -175,7 +175,7 @@ def test_other_names_are_left_alone(place: Callable[[str], Path]) -> None:
 NEWBORNS = """
     import os
     import signal
-    from omnistage.connector import sweep as sweeping
+    from omnistage.connector import liveness as sweeping
     from omnistage.connector.arena import Arena
 
     MIB = 1 << 20

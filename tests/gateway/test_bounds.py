@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from benchmarks.processes import peak_bytes
+from benchmarks.figures import peak_bytes
 from helpers import servers
 from helpers.gateway import gateway, local_gateway
 from helpers.raw_http import CHAT, QUESTION, answer, connected, head, heard, post

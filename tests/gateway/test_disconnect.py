@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.processes import peak_bytes
+from benchmarks.figures import peak_bytes
 from helpers import lengths, servers
 from helpers.gateway import gateway, local_gateway
 from helpers.metrics import fetched

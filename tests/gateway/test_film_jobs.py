@@ -17,7 +17,7 @@ import httpx2
 import numpy as np
 import pytest
 
-from benchmarks.processes import peak_bytes
+from benchmarks.figures import peak_bytes
 from helpers import lengths, servers
 from helpers.gateway import gateway
 from helpers.metrics import fetched, value

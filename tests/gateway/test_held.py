@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from starlette.responses import Response
 
-from benchmarks.processes import peak_bytes
+from benchmarks.figures import peak_bytes
 from helpers import lengths, servers
 from helpers.gateway import gateway, local_gateway
 from helpers.raw_http import CHAT, QUESTION, answer, connected, head, heard, post

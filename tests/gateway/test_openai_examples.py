@@ -19,7 +19,7 @@ from helpers.gateway import gateway
 from omnistage.client import Omni
 from omnistage.client.files import to_pcm16
 from omnistage.models.toy import formulas
-from tools.languages import ROOT, install_modules, with_modules
+from tools.examples import ROOT, install_modules, with_modules
 
 QUESTION = "A red circle on blue."
 OPENAI = ROOT / "examples" / "openai"

@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 from playwright.async_api import BrowserContext, ConsoleMessage, Page, Request, async_playwright, expect
 
-from tools.languages import BUILT, install_modules
+from tools.examples import BUILT, install_modules
 
 CHROMIUM = shutil.which("chromium")
 LAUNCHER = Path(__file__).with_name("chromium.sh")

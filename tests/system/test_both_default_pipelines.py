@@ -24,8 +24,7 @@ from helpers.processes import ProcessFamily, StartedProcess
 from helpers.waiting import until
 from omnistage.client import AsyncOmni, Omni
 from omnistage.client.files import to_pcm16
-from tools.examples import Example
-from tools.languages import LANGUAGES, build
+from tools.examples import LANGUAGES, Example, build
 
 pytestmark = [
     pytest.mark.timeout(400),
