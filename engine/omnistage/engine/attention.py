@@ -255,12 +255,10 @@ class _Paged(_Bound):
             copied = self._scratch.take("copied", (len(tile.keys), *pages.shape[1:]), pages)
             tile_pages = torch.index_select(pages, 0, tile.keys, out=copied).view(batch, -1, head_size)
             # One product for all rows of a run and all query heads that share keys: [runs * kv_heads, count * group, head_size].
-            tile_rows = (
-                queries[tile.rows].view(tile.runs, count, heads, self._group, head_size).transpose(1, 2).reshape(batch, -1, head_size)
-            )
-            padded = _pad(tile_rows)
+            query = queries[tile.rows].view(tile.runs, count, heads, self._group, head_size).transpose(1, 2).reshape(batch, -1, head_size)
+            padded = _pad(query)
             scores = self._scratch.take("scores", (*padded.shape[:2], tile_pages.shape[1]), pages)
-            scores = torch.bmm(padded, tile_pages.transpose(1, 2), out=scores)[:, : tile_rows.shape[1]]
+            scores = torch.bmm(padded, tile_pages.transpose(1, 2), out=scores)[:, : query.shape[1]]
             scores.view(tile.runs, heads, count, self._group, -1)[..., -tile.mask.shape[-1] :].add_(tile.mask)
             weights = torch.softmax(scores, -1, out=self._scratch.take("weights", scores.shape, pages))
             # The keys are no longer needed: the values overwrite their copy.
@@ -325,10 +323,8 @@ class _Sdpa(_Bound):
             runs, count = tile.runs, tile.count
             keys, values = (pages.index_select(0, indices).view(runs, heads, -1, head_size) for indices in (tile.keys, tile.values))
             # The heads that share keys become rows of one query, because the kernels with a mask support no grouped queries.
-            tile_rows = (
-                queries[tile.rows].view(runs, count, heads, self._group, head_size).transpose(1, 2).reshape(runs, heads, -1, head_size)
-            )
-            attended = functional.scaled_dot_product_attention(tile_rows, keys, values, attn_mask=mask, scale=1.0)
+            query = queries[tile.rows].view(runs, count, heads, self._group, head_size).transpose(1, 2).reshape(runs, heads, -1, head_size)
+            attended = functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=1.0)
             attended = attended.view(runs, heads, count, self._group, head_size).transpose(1, 2)
             result[tile.rows] = attended.reshape(runs * count, -1, head_size)
 

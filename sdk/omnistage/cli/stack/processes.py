@@ -69,7 +69,7 @@ class Child:
 
     @property
     def asking(self) -> socket.socket:
-        """The socket on which this process asks whether the child still answers (liveness.py). Raises RuntimeError if there is none: before
+        """The socket on which this process asks whether the child still answers. Raises RuntimeError if there is none: before
         the child serves, and after it was stopped or is started again."""
         if self._asking is None:
             raise RuntimeError(f"{self.name} does not serve")
