@@ -20,7 +20,7 @@ import typer
 from omnistage.cli import interrupt
 
 if TYPE_CHECKING:
-    from omnistage.client.errors import OmniError  # Not for a help text: it takes longer than the rest of the command.
+    from omnistage.client.errors import OmniError
     from omnistage.client.wording import Wording
 
 
