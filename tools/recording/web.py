@@ -153,7 +153,7 @@ def _form_asks(
 
 
 def _result(recording: Recording, ask: Ask) -> dict[str, Any]:
-    """What is recorded of an answer. A film that was asked for is deleted, so that the next one finds the same gateway."""
+    """The part of an answer that is recorded. A film that was asked for is deleted, so that the next one finds the same gateway."""
     try:
         status, headers, body = ask.answer(recording)
     except (OSError, http.client.HTTPException) as error:
@@ -164,7 +164,7 @@ def _result(recording: Recording, ask: Ask) -> dict[str, Any]:
 
 
 def shown(content_type: str, body: bytes) -> Any:
-    """What is recorded of a body: JSON as it is, a stream as its events, a small text as its lines, anything else as its digest."""
+    """The part of a body that is recorded: JSON as it is, a stream as its events, a small text as its lines, anything else as its digest."""
     if content_type.startswith(JSON) and body:
         return json.loads(body)
     if content_type.startswith("text/event-stream"):
