@@ -164,7 +164,7 @@ def _result(recording: Recording, ask: Ask) -> dict[str, Any]:
 
 
 def shown(content_type: str, body: bytes) -> Any:
-    """The part of a body that is recorded: JSON as it is, a stream as its events, a small text as its lines, anything else as its digest."""
+    """The part of a body that is recorded: JSON as it is, a stream as its events, a small text as its lines, else its digest."""
     if content_type.startswith(JSON) and body:
         return json.loads(body)
     if content_type.startswith("text/event-stream"):
