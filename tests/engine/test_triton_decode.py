@@ -187,8 +187,8 @@ MISTAKES = {
     "a row sees the next one": ("slot[None, :] <= (start + row)[:, None]", "slot[None, :] <= (start + row + 1)[:, None]"),
     "the last page is left out": ("range(start // PAGE + 1)", "range(tl.maximum(start // PAGE, 1))"),
     "scaled twice": ("scores = tl.dot(query, tl.trans(keys), ", "scores = 0.125 * tl.dot(query, tl.trans(keys), "),
-    "sums are not scaled again": ("values, sums * kept[:, None]", "values, sums"),
-    "heads in the wrong order": ("asked // GROUP, tl", "asked % PAGE, tl"),
+    "sums are not scaled again": ("values, sums * decay[:, None]", "values, sums"),
+    "heads in the wrong order": ("query_index // GROUP, tl", "query_index % PAGE, tl"),
 }
 
 
