@@ -104,8 +104,8 @@ def run_line(recording: Recording, line: str, folder: Path, home: Path, config: 
             out, err = process.communicate()
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
-    if words[:1] == ["bench"]:
-        out, err = (re.sub(rb" {2,}", b" ", re.sub(rb"\d[\d.]*", b"0", output)) for output in (out, err))
+    if words[:1] == ["bench"] and process.returncode == 0:
+        out, err = (re.sub(rb" {2,}", b" ", re.sub(rb"\d[\d.]*(?:e-?\d+)?", b"0", output)) for output in (out, err))
     files = {str(path.relative_to(workplace)): _description(path) for path in sorted(workplace.rglob("*")) if path.is_file()}
     return {"exit": process.returncode, "stdout": shown(out), "stderr": shown(err), "files": files}
 

@@ -56,8 +56,9 @@ def outcome(line: str, names: dict[str, Any]) -> dict[str, Any]:
     """The result of one line: an expression."""
     try:
         return {"value": repr(eval(line, names))}
-    except BaseException as error:  # Whatever comes is what is recorded.
-        shown = {name: repr(value) for name, value in sorted(vars(error).items()) if name != "__notes__"}
+    except Exception as error:  # Whatever comes is what is recorded.
+        fields = {name: dict(sorted(value.items())) if isinstance(value, dict) else value for name, value in sorted(vars(error).items())}
+        shown = {name: repr(value) for name, value in fields.items() if name != "__notes__"}
         notes = getattr(error, "__notes__", [])
         return {"type": [kind.__name__ for kind in type(error).__mro__], "text": str(error), "notes": notes, "fields": shown}
 

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -16,25 +17,40 @@ import grpc
 from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc import error_details_pb2 as error_details_pb2  # Its types are in details of errors.
+from google.rpc import status_pb2
 
-from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2, stage_pb2_grpc
+from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2, stage_pb2_grpc
 
 M = TypeVar("M", bound=Message)
 
 LIMIT_S = 20.0
-SESSION = "recording"
-TOKEN_KEY = "omnistage-token"
+TOKEN = (("omnistage-token", os.environ.get("OMNISTAGE_TOKEN", "")),)
 DEPTH = 6
 """The number of messages within each other that are changed."""
 
+PARAMS: Mapping[str, Mapping[str, Any]] = {
+    "thinker": {"messages": [{"role": "user", "parts": [{"text": "hello"}]}], "max_tokens": 3},
+    "diffusion": {"prompt": "hello", "steps": 2},
+}
+"""Good params by kind; empty ones are good for other kinds."""
+
+REQUESTS = (
+    ("toy-omni", "thinker", ""),
+    ("toy-film", "diffusion", ""),
+    ("toy", "thinker", "thinker"),
+    ("toy-picture", "diffusion", "diffusion"),
+)
+"""Pipelines, the kind of their params, and how the names of the fields begin that are changed."""
+
 REALS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "-1": -1.0, "0.5": 0.5, "1e30": 1e30}
+SHORT, LONG = ({"0": 0, "1": 1, "70000": 70_000, "most": (1 << bits) - 1} for bits in (32, 64))
 VALUES: Mapping[int, Mapping[str, Any]] = {
     **dict.fromkeys((FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_DOUBLE), REALS),
     FieldDescriptor.TYPE_INT32: {"-1": -1, "most": (1 << 31) - 1},
     FieldDescriptor.TYPE_INT64: {"-1": -1, "most": (1 << 63) - 1},
-    FieldDescriptor.TYPE_UINT32: {"0": 0, "1": 1, "70000": 70_000, "most": (1 << 32) - 1},
-    FieldDescriptor.TYPE_UINT64: {"0": 0, "1": 1, "most": (1 << 64) - 1},
+    **dict.fromkeys((FieldDescriptor.TYPE_FIXED32, FieldDescriptor.TYPE_UINT32), SHORT),
+    **dict.fromkeys((FieldDescriptor.TYPE_FIXED64, FieldDescriptor.TYPE_UINT64), LONG),
     FieldDescriptor.TYPE_BOOL: {"true": True},
     FieldDescriptor.TYPE_ENUM: {"1": 1, "99": 99},
     FieldDescriptor.TYPE_STRING: {"empty": "", "x": "x", "odd": "\u00e9\n\0", "long": "x" * 300, "70000": "x" * 70_000},
@@ -82,111 +98,85 @@ def _variants(field: Any, message: Message, depth: int) -> Iterator[tuple[str, A
 
 
 def requests() -> Iterator[tuple[str, omni_pb2.GenerateRequest]]:
-    """Every request to the router, by case. Requests of one pipeline have every field of the contract, others those of their own stages."""
-    turn = stage_pb2.Message(role="user", parts=[stage_pb2.Part(text="hello")])
-    answer = omni_pb2.GenerateRequest(model="toy-omni", seed=7, thinker=stage_pb2.ThinkerParams(messages=[turn], max_tokens=3))
-    picture = omni_pb2.GenerateRequest(model="toy-film", seed=7, diffusion=stage_pb2.DiffusionParams(prompt="hello", steps=2))
-    yield "empty", omni_pb2.GenerateRequest()
-    for base in (answer, picture):
-        yield f"{base.model}", base
-        yield from ((f"{base.model} {name}", request) for name, request in changed(base))
-    yield from ((f"toy {name}", omni_pb2.GenerateRequest(model="toy", seed=7, thinker=value)) for name, value in changed(answer.thinker))
-    for name, value in changed(picture.diffusion):
-        yield f"toy-picture {name}", omni_pb2.GenerateRequest(model="toy-picture", seed=7, diffusion=value)
+    """Every request to the router, by case."""
+    for model, kind, begin in REQUESTS:
+        base = omni_pb2.GenerateRequest(model=model, seed=7, **{kind: PARAMS[kind]})  # type: ignore[arg-type]
+        yield model, base
+        yield from ((f"{model} {name}", request) for name, request in changed(base) if name.startswith(begin))
+
+
+def opens(described: stage_pb2.DescribeResponse, kind: str) -> Iterator[tuple[str, stage_pb2.Open]]:
+    """Every Open of a stage, by case; params of other kinds than its own are one case each. Each has a session of its own, because the end
+    of the session before may still be on its way."""
+    params = stage_pb2.StageParams(**{kind: PARAMS.get(kind, {})})
+    credits = [stage_pb2.Credit(port=port.name, total=1 << 20) for port in described.produces]
+    base = stage_pb2.Open(session_id="recording", model=described.model, seed=7, params=params, credits=credits)
+    for number, (name, request) in enumerate([("good", base), *changed(base)]):
+        if not name.startswith("params.") or name.startswith(f"params.{kind}") or name.endswith("{}"):
+            if not name.startswith("session_id"):
+                request.session_id = f"recording-{number}"
+            yield name, request
 
 
 def outcome(call: Iterator[Any]) -> dict[str, Any]:
-    """The result of a call of the router: its error, or the number of items of each port."""
-    counts: dict[str, int] = {}
+    """The result of a call: its error, or what was opened and the number of items of each port."""
+    shown: dict[str, Any] = {}
+    counts = Counter[str]()
     try:
         for response in call:
-            match response.WhichOneof("event"):
+            match event := response.WhichOneof("event"):
                 case "chunk" | "chunks":
-                    for chunk in response.chunks.chunks if response.HasField("chunks") else [response.chunk]:
-                        counts[chunk.port] = counts.get(chunk.port, 0) + chunk.count
-                case "turn_failed":
-                    return {"turn_failed": json_format.MessageToDict(response.turn_failed)}
+                    for chunk in response.chunks.chunks or [response.chunk]:
+                        counts[chunk.port] += chunk.count
                 case "started":
-                    counts[f"model {response.started.model}"] = len(response.started.revisions)
+                    shown["model"] = response.started.model
+                case "opened" | "ended" | "turn_failed":
+                    shown[event] = json_format.MessageToDict(getattr(response, event)) if event != "opened" else True
     except grpc.RpcError as error:
-        return failure(error)
-    return {"items": counts}
+        trailing: Any = error.trailing_metadata() or ()
+        status = status_pb2.Status.FromString(dict(trailing).get("grpc-status-details-bin", b""))
+        return {**shown, "code": error.code().name, "text": error.details(), "status": json_format.MessageToDict(status)}
+    return shown if "code" in shown.get("ended", {}) or "turn_failed" in shown else {**shown, "items": counts}
 
 
-def failure(error: Any) -> dict[str, Any]:
-    """Code, text and details of the error of a call."""
-    details: list[Any] = []
-    for key, value in error.trailing_metadata() or ():
-        if key == "grpc-status-details-bin":
-            for packed in status_pb2.Status.FromString(value).details:
-                kind = getattr(error_details_pb2, packed.TypeName().rpartition(".")[2])()
-                packed.Unpack(kind)
-                details.append({kind.DESCRIPTOR.name: json_format.MessageToDict(kind)})
-    return {"code": error.code().name, "text": error.details(), "details": details}
+def record_router(router: str) -> Iterator[tuple[str, Any]]:
+    """The results of the router's cases, by case, and those of the stages behind it."""
+    with grpc.insecure_channel(router) as channel:
+        omni = omni_pb2_grpc.OmniServiceStub(channel)
+        for case, request in requests():
+            yield f"Generate {case}", outcome(omni.Generate(request, timeout=LIMIT_S))
+            if case.startswith("toy-omni"):
+                yield f"Converse {case}", outcome(omni.Converse(iter([omni_pb2.ConverseRequest(turn=request)]), timeout=LIMIT_S))
+        for name, event in changed(omni_pb2.ConverseRequest(), 1):
+            if not name.startswith("turn"):
+                yield f"Converse {name}", outcome(omni.Converse(iter([event]), timeout=LIMIT_S))
+        yield "ListModels", json_format.MessageToDict(omni.ListModels(omni_pb2.ListModelsRequest()))
+        for replica in omni.ListReplicas(omni_pb2.ListReplicasRequest()).replicas:
+            yield from record_stage(replica)
 
 
-def opens(described: stage_pb2.DescribeResponse) -> Iterator[tuple[str, stage_pb2.Open]]:
-    """Every Open of a stage, by case; params of other kinds than its own are one case each."""
-    params = stage_pb2.StageParams()
-    kind = stage_pb2.StageKind.Name(described.kind).removeprefix("STAGE_KIND_").lower()
-    getattr(params, kind).SetInParent()
-    if kind == "thinker":
-        params.thinker.max_tokens = 3
-        params.thinker.messages.add(role="user").parts.add(text="hello")
-    elif kind == "diffusion":
-        params.diffusion.prompt, params.diffusion.steps = "hello", 2
-    credits = [stage_pb2.Credit(port=port.name, total=1 << 20) for port in described.produces]
-    base = stage_pb2.Open(session_id=SESSION, model=described.model, seed=7, params=params, credits=credits)
-    yield "", base
-    for name, request in changed(base):
-        if not name.startswith("params.") or name.startswith(f"params.{kind}") or name.endswith("{}"):
-            yield f" {name}", request
-
-
-def run_outcome(stub: Any, request: stage_pb2.Open, number: int, token: str) -> dict[str, Any]:
-    """The result of a Run that sends only its Open: whether it was opened, and its end. number: makes the name of its session one that no
-    other session has, because the end of the session before may still be on its way."""
-    if request.session_id == SESSION:
-        request.session_id = f"{SESSION}-{number}"
-    shown: dict[str, Any] = {"opened": False}
-    try:
-        for response in stub.Run(iter([stage_pb2.RunRequest(open=request)]), timeout=LIMIT_S, metadata=((TOKEN_KEY, token),)):
-            shown["opened"] |= response.HasField("opened")
-            if response.HasField("ended"):
-                shown["ended"] = json_format.MessageToDict(response.ended)
-    except grpc.RpcError as error:
-        shown |= failure(error)
-    return shown
+def record_stage(replica: omni_pb2.Replica) -> Iterator[tuple[str, Any]]:
+    """The results of one stage's cases, by case."""
+    kind = stage_pb2.StageKind.Name(replica.kind).removeprefix("STAGE_KIND_").lower()
+    name = f"{replica.pipeline} {kind}"
+    with grpc.insecure_channel(replica.address) as channel:
+        stage = stage_pb2_grpc.StageServiceStub(channel)
+        described = stage.Describe(stage_pb2.DescribeRequest(), metadata=TOKEN)
+        described.ClearField("boot_id")
+        yield f"Describe {name}", json_format.MessageToDict(described)
+        yield f"Run {name} without token", outcome(stage.Run(iter([stage_pb2.RunRequest()]), timeout=LIMIT_S))
+        for case, request in opens(described, kind):
+            yield f"Run {name} {case}", outcome(stage.Run(iter([stage_pb2.RunRequest(open=request)]), timeout=LIMIT_S, metadata=TOKEN))
+        for port in described.accepts[:1]:
+            for number, (case, chunk) in enumerate(changed(chunk_pb2.Chunk(port=port.name), 2)):
+                request = stage_pb2.Open(session_id=f"chunk-{number}", model=described.model)
+                messages = [stage_pb2.RunRequest(open=request), stage_pb2.RunRequest(chunk=chunk)]
+                yield f"Run {name} chunk.{case}", outcome(stage.Run(iter(messages), timeout=LIMIT_S, metadata=TOKEN))
 
 
 def main() -> int:
     """Print the results of all cases as JSON."""
-    (router,) = sys.argv[1:]
-    results: dict[str, Any] = {}
-    with grpc.insecure_channel(router) as channel:
-        omni = omni_pb2_grpc.OmniServiceStub(channel)
-        for case, request in requests():
-            results[f"Generate {case}"] = outcome(omni.Generate(request, timeout=LIMIT_S))
-            if case.startswith("toy-omni"):
-                turn = omni_pb2.ConverseRequest(turn=request)
-                results[f"Converse {case}"] = outcome(omni.Converse(iter([turn]), timeout=LIMIT_S))
-        for name, event in changed(omni_pb2.ConverseRequest(), 3):
-            if not name.startswith("turn"):
-                results[f"Converse {name}"] = outcome(omni.Converse(iter([event]), timeout=LIMIT_S))
-        results["ListModels"] = json_format.MessageToDict(omni.ListModels(omni_pb2.ListModelsRequest()))
-        replicas = omni.ListReplicas(omni_pb2.ListReplicasRequest()).replicas
-    for replica in replicas:
-        with grpc.insecure_channel(replica.address) as channel:
-            stage = stage_pb2_grpc.StageServiceStub(channel)
-            token = os.environ["OMNISTAGE_TOKEN"]
-            described = stage.Describe(stage_pb2.DescribeRequest(), metadata=((TOKEN_KEY, token),))
-            described.ClearField("boot_id")
-            name = f"{replica.pipeline} {stage_pb2.StageKind.Name(replica.kind)}"
-            results[f"Describe {name}"] = json_format.MessageToDict(described)
-            for number, (case, opening) in enumerate(opens(described)):
-                results[f"Run {name}{case}"] = run_outcome(stage, opening, number, token)
-            results[f"Run {name} with another token"] = run_outcome(stage, stage_pb2.Open(), 0, "another-token-of-32-characters-")
-    json.dump(results, sys.stdout)
+    json.dump(dict(record_router(sys.argv[1])), sys.stdout)
     return 0
 
 

@@ -38,13 +38,12 @@ JOINED = ("content", "transcript", "data", "delta", "audio", "reasoning_content"
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request. length: the Content-Length to say instead of that of the body, which is not sent then."""
+    """One request. Its Content-Length is that of its body unless the headers have one."""
 
     method: str
     path: str
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
-    length: int | None = None
 
     def answer(self, recording: Recording) -> tuple[int, dict[str, str], bytes]:
         """Send the request. Returns status, headers and body."""
@@ -53,9 +52,9 @@ class Ask:
             connection.putrequest(self.method, self.path, skip_host="Host" in self.headers, skip_accept_encoding=True)
             for name, value in self.headers.items():
                 connection.putheader(name, value)
-            if self.body or self.length is not None:
-                connection.putheader("Content-Length", str(len(self.body) if self.length is None else self.length))
-            connection.endheaders(self.body if self.length is None else None)
+            if self.body:
+                connection.putheader("Content-Length", str(len(self.body)))
+            connection.endheaders(self.body or None)
             response = connection.getresponse()
             return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
         finally:
@@ -93,7 +92,7 @@ def _asks(recording: Recording, table: Mapping[str, Any]) -> Iterator[tuple[str,
             yield f"{path}: broken {case}", Ask("POST", path, text.encode(), {"Content-Type": JSON})
         for kind in table["content_types"]:
             yield f"{path}: content type {kind}", Ask("POST", path, json.dumps(small).encode(), {"Content-Type": kind} if kind else {})
-        yield f"{path}: too large", Ask("POST", path, b"", {"Content-Type": JSON}, 1 << 30)
+        yield f"{path}: too large", Ask("POST", path, b"", {"Content-Type": JSON, "Content-Length": str(1 << 30)})
         if "file" in row:
             yield from _form_asks(recording, path, row["file"], large, table["forms"])
     path, row = next(iter(table["bodies"].items()))
@@ -182,16 +181,35 @@ def joined_events(text: str) -> dict[str, Any]:
         fields = dict(line.partition(": ")[::2] for line in block.split("\n") if line)
         data = fields.get("data", "")
         event = {**fields, "data": _without_pieces(json.loads(data), "", pieces) if data.startswith("{") else data}
-        if event not in events:
+        if event not in events and not _is_piece_alone(event["data"]):
             events.append(event)
+    # Answers of one request run side by side, each in its order.
+    events.sort(key=_choice_number)
     return {"events": events, "pieces": {place: _joined(place, values) for place, values in pieces.items()}}
+
+
+def _choice(data: Any) -> Mapping[str, Any]:
+    """The choice in an event of chat; empty for other events."""
+    choices = data.get("choices") if isinstance(data, dict) else None
+    return choices[0] if choices else {}
+
+
+def _choice_number(event: Mapping[str, Any]) -> int:
+    return int(_choice(event["data"]).get("index", 0))
+
+
+def _is_piece_alone(data: Any) -> bool:
+    """Whether an event had nothing but a piece. Whether the first and last pieces come alone is a matter of time."""
+    choice = _choice(data)
+    return choice.get("delta") == {} and choice.get("finish_reason") is None
 
 
 def _without_pieces(value: Any, place: str, pieces: dict[str, list[Any]]) -> Any:
     """The value without its pieces and numbers of events; pieces are added to `pieces`. place: path of the value in the event."""
     if isinstance(value, dict):
         fields = {name: _without_pieces(one, f"{place}.{name}", pieces) for name, one in value.items() if name != "sequence_number"}
-        return {name: one for name, one in fields.items() if one != "<piece>"}
+        # Which pieces of text come with their logprobs is a matter of time.
+        return {name: one for name, one in fields.items() if one != "<piece>" and name != "logprobs"}
     if isinstance(value, list) and not place.endswith("logprobs.content"):
         return [_without_pieces(one, f"{place}.{number}", pieces) for number, one in enumerate(value)]
     if isinstance(value, list) or (isinstance(value, str) and place.rpartition(".")[2] in JOINED):
