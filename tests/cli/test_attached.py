@@ -188,13 +188,7 @@ SEEING = " or ".join(f"{name}{end}" for name in ("qwen2_5_omni", "qwen3_omni") f
     ("pipeline", "inputs", "outputs", "told", "others"),
     [
         ("", ["text", "image"], [], "smol takes text, not image", f"{SEEING} or toy-omni"),
-        (
-            "toy-omni",
-            ["text", "image", "video"],
-            [],
-            "toy-omni takes text, image, audio, not video",
-            SEEING,
-        ),
+        ("toy-omni", ["text", "image", "video"], [], "toy-omni takes text, image, audio, not video", SEEING),
         (
             "qwen2_5_omni-text",
             ["text"],

@@ -64,10 +64,7 @@ MISTAKES: Sequence[tuple[Sequence[str], str]] = [
     (["--checkpoint", "/"], "/thinker/config.json is missing: give the whole folder of a checkpoint"),
     (["toy", "--checkpoint", "/"], "the models of toy have no weights"),
     (["smol", "--tensor-parallel-size", "2"], "--tensor-parallel-size 2: no stage of smol has a use for it"),
-    (
-        ["--tensor-parallel-size", "talker=2"],
-        "tensor_parallel_size 2: the talker of smol computes on one device; for more answers at once",
-    ),
+    (["--tensor-parallel-size", "talker=2"], "tensor_parallel_size 2: the talker of smol computes on one device; for more answers at once"),
     (["--max-batch-size", "code2wav=2"], "max_batch_size 2: the code2wav of smol computes one session after the other"),
     (["--max-batch-size", "many"], "--max-batch-size: is 'many'; it must be a whole number"),
     (["--max-batch-tokens", "-1"], "--max-batch-tokens: is '-1'; it must be at least 0"),

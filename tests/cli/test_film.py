@@ -75,11 +75,7 @@ def probed(path: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     ("name", "words", "codec", "media_type"),
-    [
-        ("hill.webm", (), "vp9", "video/webm"),
-        ("hill.MP4", (), "vp9", "video/mp4"),
-        ("hill.mp4", ("--codec", "h264"), "h264", "video/mp4"),
-    ],
+    [("hill.webm", (), "vp9", "video/webm"), ("hill.MP4", (), "vp9", "video/mp4"), ("hill.mp4", ("--codec", "h264"), "h264", "video/mp4")],
 )
 def test_a_film_is_a_file_and_a_line_of_figures(
     film_address: str, tmp_path: Path, name: str, words: tuple[str, ...], codec: str, media_type: str

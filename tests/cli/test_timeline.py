@@ -75,11 +75,7 @@ def test_a_listener_with_a_buffer_does_not_hear_what_it_covers() -> None:
     assert waited_s(lost("talker", 1.05, 0.1), Timing((), (arrivals[0], arrivals[3]), 1.8)) == 0.0  # it had not begun
 
 
-RESCUED = (
-    AUDIO[0],
-    AudioArrival(1.1, 24000, 24000, 24000, True),
-    AudioArrival(1.15, 48000, 24000, 24000, True),
-)
+RESCUED = (AUDIO[0], AudioArrival(1.1, 24000, 24000, 24000, True), AudioArrival(1.15, 48000, 24000, 24000, True))
 
 
 @lengths.drawn_cells(

@@ -102,11 +102,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [{"role": "user", "content": "x", "images": ["cat.png"]}]}, "input[0].images", "Unrecognized"),
     ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "1"}]}]}, "input[0].content[0].type", "'input_file'"),
     ({"input": [{"role": "user", "content": [{"type": "image", "image": "cat.png"}]}]}, "input[0].content[0].type", "'image'"),
-    (
-        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "cat.png"}]}]},
-        "input[0].content[0].image_url",
-        "https",
-    ),
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "cat.png"}]}]}, "input[0].content[0].image_url", "https"),
     (
         {"instructions": "Look.", "input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]},
         "input[0].content[0].image_url",
