@@ -218,10 +218,7 @@ async def test_a_router_that_comes_back_with_other_pipelines_is_asked_anew(tmp_p
         flags = ("--stages", ",".join(f"{kind}={at}" for kind, at in stages.items()), "--address", address)
         return ServerProcess("omnistage.router", "--pipeline", pipelines, *flags, log_folder=tmp_path)
 
-    async with (
-        local_stage(family_logic("toy-film", "diffusion"), family="toy-film") as film,
-        local_stage(toy_logic("thinker")) as thinker,
-    ):
+    async with local_stage(family_logic("toy-film", "diffusion"), family="toy-film") as film, local_stage(toy_logic("thinker")) as thinker:
         omni = AsyncOmni(address=address, connect_timeout_s=60)
         for pipelines, stages, answering in (
             ("toy-film", {"diffusion": film.address}, "toy-film"),

@@ -173,9 +173,6 @@ async def test_who_is_trusted_is_asked_with_every_connection(toy_address: str) -
         await routers.close()
 
 
-# Commands ------------------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("need", [ASKED, DRAWN], ids=["asked", "drawn"])
 def test_a_command_asks_it_whatever_is_asked(serving: str, need: Need) -> None:
     """It decides; nobody starts a second stack beside it."""
@@ -232,9 +229,6 @@ def test_commands_that_start_nothing_mean_it_too(serving: str, looking: pytest.M
     assert running() is None
     with pytest.raises(UnavailableError, match="no router is looked for"):
         must_run()
-
-
-# Omni ----------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_omni_asks_it(serving: str) -> None:

@@ -106,9 +106,6 @@ def test_grpcurl_can_do_what_its_line_says(toy_address: str) -> None:
     assert text == formulas.text(seed, "Hi", formulas.NATURAL_LENGTH)
 
 
-# After a lost connection ----------------------------------------------------------------------------------------------------------------
-
-
 async def test_an_answer_goes_on_where_it_was_cut(router: omni_pb2_grpc.OmniServiceAsyncStub) -> None:
     """The rest begins at the place that the request says, and what the client has and the rest are the answer."""
     started, *rest = await answered(router, RESUMED)
@@ -144,9 +141,6 @@ async def test_text_without_its_history_is_refused(router: omni_pb2_grpc.OmniSer
     assert (await refused(router, request)).reason == "BAD_REQUEST"
 
 
-# Errors ---------------------------------------------------------------------------------------------------------------------------------
-
-
 async def test_a_bad_request_names_its_field(router: omni_pb2_grpc.OmniServiceAsyncStub) -> None:
     told = await refused(router, omni_pb2.GenerateRequest(model="no-such-model"))
     assert (told.reason, told.code, told.metadata["field"], told.retry_delay_s) == (
@@ -157,9 +151,6 @@ async def test_a_bad_request_names_its_field(router: omni_pb2_grpc.OmniServiceAs
     )
     told = await refused(router, BAD_TURN.turn)
     assert (told.reason, told.code, told.fields) == ("BAD_REQUEST", grpc.StatusCode.INVALID_ARGUMENT, ["thinker.max_tokens"])
-
-
-# Converse -------------------------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_conversation_goes_on_after_a_turn_that_failed(router: omni_pb2_grpc.OmniServiceAsyncStub) -> None:
@@ -184,9 +175,6 @@ def as_generated(event: omni_pb2.ConverseResponse) -> omni_pb2.GenerateResponse:
     name = event.WhichOneof("event")
     assert name in ("started", "chunk", "usage"), event
     return omni_pb2.GenerateResponse(**{name: getattr(event, name)})
-
-
-# One stage alone ------------------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager

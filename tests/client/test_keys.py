@@ -27,16 +27,7 @@ from helpers.servers import all_free, family_logic, local_chain, local_router, l
 from helpers.toy_pipeline import toy_pipeline
 from helpers.waiting import until
 from omnistage.cli.main import app
-from omnistage.client import (
-    AsyncOmni,
-    BadRequestError,
-    ClosedError,
-    Omni,
-    OmniError,
-    OverloadedError,
-    TextDelta,
-    UnencryptedKeyWarning,
-)
+from omnistage.client import AsyncOmni, BadRequestError, ClosedError, Omni, OmniError, OverloadedError, TextDelta, UnencryptedKeyWarning
 from omnistage.client import routers as keys
 from omnistage.client.connection import find_router
 from omnistage.client.routers import KEY_VARIABLE, MAX_KEY_CHARACTERS, ApiKey, is_local, key_of
@@ -208,9 +199,6 @@ async def test_the_router_that_runs_here_is_looked_at_as_this_client(monkeypatch
     assert door.calls == [("ListModels", SECRET), ("Generate", SECRET), ("ListModels", None)]
 
 
-# Which texts can be a key, and how it is shown -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("secret", "told"),
     [
@@ -277,9 +265,6 @@ def test_no_process_of_a_private_stack_has_it_on_its_command_line(family: Proces
         assert omni.generate("Hi").text
         lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in family.pids()]
         assert len(lines) >= 3 and not any(SECRET.encode() in line for line in lines)
-
-
-# On the way ----------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -65,9 +65,6 @@ def user(content: Any, **media: Any) -> dict[str, Any]:
     return {"role": "user", "content": content, **media}
 
 
-# Turns ---------------------------------------------------------------------------------------------------------------------------------
-
-
 def test_media_beside_a_text_come_before_it_pictures_sounds_and_films(tmp_path: Path) -> None:
     sound = tmp_path / "question.wav"
     sound.write_bytes(WAV)
@@ -100,10 +97,7 @@ def test_parts_stay_in_the_order_in_which_they_are_given() -> None:
             ]
         )
     )
-    assert [*map(shown, said)] == [
-        *("Before:", "video/mp4", "image/png", "After:", "image/png"),
-        *("audio/wav", "audio/wav", "audio/wav"),
-    ]
+    assert [*map(shown, said)] == [*("Before:", "video/mp4", "image/png", "After:", "image/png"), *("audio/wav", "audio/wav", "audio/wav")]
     assert [part.media.data for part in said if part.HasField("media")] == [MP4, PNG, PNG, WAV, WAV, WAV]
     assert [part.media.use_audio for part in said] == [False, True, *[False] * 6]
 
@@ -155,9 +149,6 @@ def test_the_form_of_a_turn_is_checked_before_anything_is_read(turn: Any, told: 
     with pytest.raises(BadRequestError) as caught:
         requests.for_conversation([turn], Options())
     assert caught.value.message.startswith(told)
-
-
-# Sources -------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_file_is_what_it_was_however_it_is_handed_over(tmp_path: Path) -> None:
@@ -309,9 +300,6 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
         requests.for_prompt("x", [PNG, tmp_path / "cat.png"], (), (), Options()).complete()
 
 
-# Types ---------------------------------------------------------------------------------------------------------------------------------
-
-
 PICTURES = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "AVIF")
 SOUNDS = {"WAV": "wav", "RF64": "wav", "FLAC": "flac", "OGG": "ogg", "AIFF": "aiff", "MP3": "mpeg", "AU": "basic", "CAF": "x-caf"}
 SOUNDS |= {"W64": "x-w64", "VOC": "x-voc", "NIST": "x-nist"}
@@ -365,9 +353,6 @@ def test_where_the_content_says_nothing_the_name_does(tmp_path: Path) -> None:
     with pytest.raises(BadRequestError, match=r"old.mp3 is audio/mpeg, not a film"):
         to_part(tmp_path / "old.mp3", "video", "x")
     assert media_types(b"") == media_types(b"hello") == media_types("\ufeffhello".encode("utf-16-le")) == ()
-
-
-# Sizes and time ------------------------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_larger_than_a_request_is_told_with_its_size(tmp_path: Path) -> None:

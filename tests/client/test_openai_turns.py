@@ -107,10 +107,7 @@ async def test_a_model_sees_and_hears_what_was_sent_so(address: str) -> None:
             {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": {}}]},
             "conversation[0].tool_calls: no pipeline calls tools",
         ),
-        (
-            {"role": "assistant", "content": None, "audio": {"id": "audio_1"}},
-            "conversation[0].audio: sounds go into audios",
-        ),
+        ({"role": "assistant", "content": None, "audio": {"id": "audio_1"}}, "conversation[0].audio: sounds go into audios"),
         ({"role": "assistant", "content": None, "refusal": "No."}, "conversation[0].refusal: is said as text"),
         ({"role": "assistant", "content": None, "refusal": None}, "conversation[0].content: is None; it must be text, or a list of parts"),
         (

@@ -304,11 +304,7 @@ def test_a_player_that_cannot_be_started_is_told(seed: int) -> None:
 
 @pytest.mark.parametrize(
     ("option", "seconds", "says"),
-    [
-        ("--deaf", 0.1, "does not come to an end"),
-        ("--deaf", 10.0, "takes no sound any more"),
-        ("--stays", 0.1, "does not come to an end"),
-    ],
+    [("--deaf", 0.1, "does not come to an end"), ("--deaf", 10.0, "takes no sound any more"), ("--stays", 0.1, "does not come to an end")],
 )
 def test_a_player_that_hangs_is_given_up(tmp_path: Path, seed: int, option: str, seconds: float, says: str) -> None:
     sink = Sink(tmp_path / "sink", option)

@@ -234,11 +234,7 @@ def image(seq: int, first: int, data: bytes, offset: int, total: int, *, last: b
 
 
 async def test_a_picture_in_pieces_after_a_preview() -> None:
-    messages = [
-        image(0, 0, b"pre", 0, 3, last=False, step=2),
-        image(1, 0, b"abc", 0, 5, last=False),
-        image(2, 0, b"de", 3, 5, last=True),
-    ]
+    messages = [image(0, 0, b"pre", 0, 3, last=False, step=2), image(1, 0, b"abc", 0, 5, last=False), image(2, 0, b"de", 3, 5, last=True)]
     events = [event async for event in Reader(0.0).read(stream([STARTED, *messages, USAGE]))]
     pictures = [(e.data, e.index, e.preview_step) for e in events if isinstance(e, Picture)]
     assert pictures == [(b"pre", 0, 2), (b"abcde", 0, None)]

@@ -10,19 +10,7 @@ import numpy as np
 import pytest
 
 from helpers.toy_pipeline import toy_pipeline
-from omnistage.client import (
-    AsyncOmni,
-    Audio,
-    AudioChunk,
-    Done,
-    Omni,
-    Picture,
-    Rows,
-    SoundFile,
-    SpeechCodes,
-    Timing,
-    Usage,
-)
+from omnistage.client import AsyncOmni, Audio, AudioChunk, Done, Omni, Picture, Rows, SoundFile, SpeechCodes, Timing, Usage
 from omnistage.client.answer import collect
 from omnistage.client.events import AudioArrival, Event, StageReport, TextArrival
 

@@ -123,9 +123,6 @@ async def test_a_proxy_that_does_not_say_when_is_not_asked_again() -> None:
     assert len(peer.requests) == 1
 
 
-# The answer of the earlier attempt -----------------------------------------------------------------------------------------------------
-
-
 def some(count: int) -> Events:
     """The first events of an answer."""
     return list(answer(omni_pb2.GenerateRequest()))[:count]
@@ -220,9 +217,6 @@ async def test_who_waits_can_be_cancelled() -> None:
             await waiting
 
 
-# How long ------------------------------------------------------------------------------------------------------------------------------
-
-
 def test_pauses_grow_and_are_never_shorter_than_the_server_said() -> None:
     drawn = set()
     for _ in range(5):
@@ -252,9 +246,6 @@ def test_processes_that_seed_alike_do_not_pause_in_step(seed: int) -> None:
         random.seed(seed)
         drawn.add(Retries(1).pause_s(1.0))
     assert len(drawn) > 1
-
-
-# The close -----------------------------------------------------------------------------------------------------------------------------
 
 
 def starting(retry_delay_s: float) -> StageError:
@@ -319,9 +310,6 @@ async def test_the_close_ends_the_reading_of_a_medium(tmp_path: Path) -> None:
     (tmp_path / "pipe").write_bytes(b"so that its reader ends")
 
 
-# The log -------------------------------------------------------------------------------------------------------------------------------
-
-
 async def test_the_words_of_a_router_stand_in_the_log_as_text(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "omnistage.client")
     words = "full\x1b[2J\x9b1m\nINFO all is well\u202e\r\u2028end \N{SNOWMAN}"
@@ -336,9 +324,6 @@ async def test_the_words_of_a_router_stand_in_the_log_as_text(caplog: pytest.Log
 def test_every_log_of_the_client_is_such_a_one() -> None:
     for path in Path(limits.__file__).parent.glob("*.py"):
         assert "getLogger" not in path.read_text() or path.name == "wording.py", path.name
-
-
-# The command ---------------------------------------------------------------------------------------------------------------------------
 
 
 async def commanded(plays: list[Play], words: list[str]) -> tuple[Terminal, int, PlayingPeer]:

@@ -94,9 +94,6 @@ def streamed(kind: str, sound: Samples, rng: random.Random, rate_hz: int = RATE_
     return b"".join([*(encoder.encode(piece) for piece in pieces(sound, rng)), encoder.finish()])
 
 
-# The contents --------------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", [".wav", ".flac", ".ogg", ".opus", ".mp3"])
 @lengths.drawn_cells(1, "count", [1, 2])
 def test_channels_stay_apart(kind: str, count: int, tmp_path: Path, seed: int) -> None:
@@ -174,9 +171,6 @@ def test_equal_sounds_are_equal_files(seed: int) -> None:
     for kind, encoding in ENCODED:
         if kind not in IN_OGG:
             assert streamed(kind, voice(1), rng, encoding=encoding) == streamed(kind, voice(1), rng, encoding=encoding)
-
-
-# While it comes ------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("kind", "encoding"), ENCODED)
@@ -295,9 +289,6 @@ def test_the_form_of_a_file_does_not_change(tmp_path: Path) -> None:
     assert len(soundfile.read(tmp_path / "x.wav")[0]) == 2400
 
 
-# Refusals ------------------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["x.aac", "x", "wav", "x.wav.gz", ".opus.tmp"])
 def test_another_ending_is_told_before_anything_is_asked(tmp_path: Path, name: str) -> None:
     with pytest.raises(RequestError, match="only WAV, FLAC, Ogg Vorbis, Opus and MP3 can be written") as told:
@@ -366,9 +357,6 @@ def test_a_library_that_does_not_load_or_is_too_old_is_told(tmp_path: Path, pack
     said = subprocess.run(words, env=bare_environment(packages), capture_output=True, text=True, timeout=60, check=True).stdout
     assert [told in line for line in said.splitlines()] == [True] * 4
     assert names(files) == ["x.wav"]
-
-
-# From a router -------------------------------------------------------------------------------------------------------------------------
 
 
 def test_an_answer_in_every_kind(toy_address: str, tmp_path: Path) -> None:

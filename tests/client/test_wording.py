@@ -67,14 +67,7 @@ def texts(node: ast.expr) -> Iterator[str]:
 OF_CLASSES = [kind.ADVICE for kind in kinds() if kind.ADVICE]
 ANYWHERE = [*OF_CLASSES, *errors.HINTS.values(), *errors.HINTS_BY_CODE.values(), *connection.ON_PRIVATE_STACK.values()]
 OF_THE_CLIENT = sorted({*ANYWHERE, *filter(None, said_in("sdk/omnistage/client"))})
-ONLY_IN_PYTHON = (
-    "pip install pillow",
-    "Make the first Omni",
-    "Make one AsyncOmni",
-    "Make a new Omni",
-    "Have a Player",
-    "Give more time",
-)
+ONLY_IN_PYTHON = ("pip install pillow", "Make the first Omni", "Make one AsyncOmni", "Make a new Omni", "Have a Player", "Give more time")
 """Beginnings of hints of what only a program does."""
 
 

@@ -157,10 +157,7 @@ async def test_the_log_tells_where_the_wait_begins_and_where_it_ends(when: str, 
 async def test_it_is_named_when_the_time_of_the_request_is_over(when: str) -> None:
     """The replica is not asked again, and is not reported as lost."""
     peer = Sleeper(when)
-    async with (
-        bare_peer(peer, peer.beats) as address,
-        link_by(route_to(address), opening(checkpoints=["codes"]), within_s=2.5) as link,
-    ):
+    async with bare_peer(peer, peer.beats) as address, link_by(route_to(address), opening(checkpoints=["codes"]), within_s=2.5) as link:
         with pytest.raises(StageError, match=r"DEADLINE: talker .*no sign of life for .* s, until the time") as raised:
             await answer(link)
     assert raised.value.metadata == {"stage": "talker"} and raised.value.retry_delay_s is None

@@ -9,17 +9,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from helpers.link import (
-    LinkListener,
-    chunks_of,
-    codes_of,
-    failovers_of,
-    link_by,
-    opening,
-    replicas,
-    route_to,
-    samples_of,
-)
+from helpers.link import LinkListener, chunks_of, codes_of, failovers_of, link_by, opening, replicas, route_to, samples_of
 from helpers.run import PLENTY, code_chunks
 from helpers.servers import all_free, local_stage, toy_logic
 from omnistage.connector.arena import Arena

@@ -11,21 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.link import (
-    Behaviour,
-    Context,
-    abort,
-    bare_peer,
-    codes_of,
-    hear,
-    link_by,
-    listen,
-    opening,
-    route_to,
-    say,
-    says,
-    silence,
-)
+from helpers.link import Behaviour, Context, abort, bare_peer, codes_of, hear, link_by, listen, opening, route_to, say, says, silence
 from helpers.run import PLENTY, params
 from helpers.servers import all_free, local_stage, toy_logic, watch_until
 from omnistage.connector.arena import Arena
@@ -42,9 +28,6 @@ ROWS = np.stack([formulas.row(token) for token in range(8)])
 
 def link_to(*addresses: str, request: stage_pb2.Open | None = None, **options: Any) -> AbstractAsyncContextManager[Link]:
     return link_by(route_to(*addresses), request or opening(), **options)
-
-
-# A peer that behaves -------------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_session_from_open_to_the_end():
@@ -181,8 +164,6 @@ async def test_the_stage_behind_is_told_when_its_deadline_is_and_what_trace_it_i
     assert isinstance(seen["remaining"], float) and 0 < seen["remaining"] <= 7 * 1.05  # gRPC rounds it up on the wire
     assert isinstance(seen["metadata"], dict) and seen["metadata"]["traceparent"] == "00-a-b-01"
 
-
-# A peer that does not ------------------------------------------------------------------------------------------------------------------
 
 OPENED = stage_pb2.RunResponse(opened=stage_pb2.Opened())
 CHUNK = stage_pb2.RunResponse(chunk=chunk_pb2.Chunk(port="codes"))

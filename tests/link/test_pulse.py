@@ -32,8 +32,6 @@ from omnistage.link.channels import (
 from omnistage.v1 import stage_pb2, stage_pb2_grpc
 from omnistage.wire.channel import Credentials, server_options
 
-# The rhythm ----------------------------------------------------------------------------------------------------------------------------
-
 
 def gap(rhythm: Rhythm, ticks: int, period_s: float = TICK_S) -> None:
     """Some ticks of silence, then a beat."""
@@ -92,9 +90,6 @@ def test_an_older_peer_that_beats_once_a_second_is_not_judged_by_tenths() -> Non
     assert (rhythm.hesitation, rhythm.silence) == (10 + HESITATION, PERIODS * 10)
 
 
-# The hedges ----------------------------------------------------------------------------------------------------------------------------
-
-
 def test_at_most_one_open_in_twenty_is_hedged_but_for_a_few_at_once() -> None:
     hedges = Hedges()
     taken = 0
@@ -103,9 +98,6 @@ def test_at_most_one_open_in_twenty_is_hedged_but_for_a_few_at_once() -> None:
         taken += hedges.take()
     assert taken == BURST + 1000 * SHARE - 1 or taken == BURST + 1000 * SHARE
     assert not hedges.take()
-
-
-# A pulse of a server --------------------------------------------------------------------------------------------------------------------
 
 
 class Beating:
@@ -294,9 +286,6 @@ async def test_a_real_stage_keeps_the_period_that_it_is_asked_for() -> None:
             assert isinstance(report, stage_pb2.WatchResponse)
             assert report.period.ToMilliseconds() == kept_ms
             watch.cancel()
-
-
-# The clock ------------------------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_listener_that_comes_late_counts_one_tick_and_reads_first() -> None:

@@ -30,9 +30,6 @@ def piece(first: int, count: int, *, last: bool = False) -> Output:
     return Output("text", count, chunk_pb2.TextChunk(token_ids=range(first, first + count)) if count else None, last)
 
 
-# The log -------------------------------------------------------------------------------------------------------------------------------
-
-
 class Log(RuleBasedStateMachine):
     """An InputLog beside the plain facts: how many items there are, and which of them this stream has had."""
 
@@ -180,8 +177,6 @@ def test_a_tensor_in_parts_is_sent_as_credit_comes_and_from_its_beginning_to_the
     assert [(chunk.seq, chunk.count) for chunk in parts] == [(0, 0), (1, 0), (2, 3)]
     np.testing.assert_array_equal(np.frombuffer(b"".join(part.tensor.inline.data for part in parts), "<f4").reshape(3, -1), rows)
 
-
-# The account ---------------------------------------------------------------------------------------------------------------------------
 
 PORTS = ("text", "codes", "audio")
 
