@@ -128,10 +128,7 @@ class ArithmeticThinker(OnEngine):
             prompt_rows=len(prepared.asked.prompt),
         )
         asked = replace(prepared.asked, max_items=answer.items, taps_from=answer.first_slot)
-        async with (
-            aclosing(self.engine.submit(asked)) as stream,
-            aclosing(answer_pieces(self.tokens(stream), answer, array_of)) as pieces,
-        ):
+        async with aclosing(self.engine.submit(asked)) as stream, aclosing(answer_pieces(self.tokens(stream), answer, array_of)) as pieces:
             async for piece in pieces:
                 yield piece
 

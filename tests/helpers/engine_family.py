@@ -21,18 +21,7 @@ from omnistage.engine.engine import Engine
 from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.engine.scheduler import SchedulerLimits
 from omnistage.models.family import Family, ModelEntry
-from omnistage.models.interface import (
-    Array,
-    BadRequest,
-    Content,
-    FinishReason,
-    Frames,
-    ModelInfo,
-    Piece,
-    PortSpec,
-    SpeechRequest,
-    Wanted,
-)
+from omnistage.models.interface import Array, BadRequest, Content, FinishReason, Frames, ModelInfo, Piece, PortSpec, SpeechRequest, Wanted
 from omnistage.models.options import LoadOptions, with_resumed
 from omnistage.models.requests import refuse_unfit
 from omnistage.models.speech.talker import PortFeed, next_rows

@@ -251,10 +251,7 @@ def framed_by_qwen() -> SampleRequest:
     return SampleRequest(params("code2wav"), {"codes": codes})
 
 
-BAD_SOUND = (
-    (params("code2wav", voice="Nobody"), "code2wav.voice"),
-    (params("code2wav", profile="quick"), "code2wav.profile"),
-)
+BAD_SOUND = ((params("code2wav", voice="Nobody"), "code2wav.voice"), (params("code2wav", profile="quick"), "code2wav.profile"))
 
 BAD_SPEECH = (
     (params("talker", voice="Nobody"), "talker.voice"),

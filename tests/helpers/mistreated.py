@@ -22,7 +22,7 @@ from omnistage.v1 import omni_pb2_grpc, stage_pb2, stage_pb2_grpc
 from omnistage.wire.errors import REASONS
 
 RUN = "/omnistage.v1.StageService/Run"
-LIMIT_S = 5.0
+LIMIT_S = 0.3
 BUGS = frozenset({"session.bug", "request.bug"})
 TYPED = frozenset(REASONS) - {"DEADLINE", "CLIENT_STALLED", "OVERLOADED", "DRAINING", "STARTING"}
 """How a call may end that somebody made badly in a house that is not full: never at a time limit, because nothing waits for ever."""

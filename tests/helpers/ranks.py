@@ -14,15 +14,7 @@ from omnistage.models.options import LoadOptions
 
 READER = "helpers.ranks:read_random"
 CONFIG = DecoderConfig(
-    layers=3,
-    hidden_size=64,
-    ffn_size=96,
-    query_heads=8,
-    kv_heads=4,
-    vocab_size=320,
-    context=512,
-    norm_eps=1e-6,
-    head_size=16,
+    layers=3, hidden_size=64, ffn_size=96, query_heads=8, kv_heads=4, vocab_size=320, context=512, norm_eps=1e-6, head_size=16
 )
 TAPPED = DecoderParts(tap=last_and_embedding)
 PLAN = {

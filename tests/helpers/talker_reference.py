@@ -31,13 +31,7 @@ TOKENS = 90
 """The number of the Thinker's tokens."""
 
 TTS = {"tts_bos_token_id": 80, "tts_eos_token_id": 81, "tts_pad_token_id": 82}
-IDS = {
-    "audio_token_id": 83,
-    "image_token_id": 84,
-    "video_token_id": 85,
-    "vision_start_token_id": 86,
-    "audio_start_token_id": 87,
-}
+IDS = {"audio_token_id": 83, "image_token_id": 84, "video_token_id": 85, "vision_start_token_id": 86, "audio_start_token_id": 87}
 CHAT = (88, 89, 79)
 """The tokens at the beginning of an answer."""
 

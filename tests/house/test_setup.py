@@ -74,12 +74,7 @@ def test_the_libraries_for_cuda_are_installed_with_the_build_that_needs_them() -
 
 @pytest.mark.parametrize(
     ("words", "told"),
-    [
-        ([], ""),
-        (["DEVICE=cuda"], "--device cuda"),
-        (["REQUIRE_TORCH_HASH=1"], "--require-torch-hash"),
-        (["ALLOW_UNHASHED_TORCH=1"], ""),
-    ],
+    [([], ""), (["DEVICE=cuda"], "--device cuda"), (["REQUIRE_TORCH_HASH=1"], "--require-torch-hash"), (["ALLOW_UNHASHED_TORCH=1"], "")],
 )
 def test_make_hands_over_what_was_asked_for(words: list[str], told: str) -> None:
     # The command runs as from a shell: a make above this one would pass its options on, and print folders.

@@ -1,0 +1,25 @@
+"""What the command says when it refuses, and the object that it prints for scripts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from helpers.command import omnistage
+
+
+def refusal(*words: str | bytes | Path, code: int = 1, **options: Any) -> list[str]:
+    """The lines on standard error of a command that ends with this code and prints nothing. options: of `omnistage`."""
+    done = omnistage(*words, **options)
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    return done.stderr.splitlines()
+
+
+def object_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """The only line that a command with --json prints, if it goes well."""
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    result: dict[str, Any] = json.loads(line)
+    return result
