@@ -97,10 +97,7 @@ def test_there_are_as_many_speeches_as_there_is_memory_for(free: int, sessions: 
     unkept="solver, steps and lookahead change the results that a revision is made of",
 )
 def test_whatever_changes_a_sample_changes_the_revision(quick: FlowCode2Wav, omni_checkpoint: Path) -> None:
-    others = (
-        loaded(omni_checkpoint, solver="midpoint", steps=1),
-        loaded(omni_checkpoint, solver="euler", steps=2, lookahead=2),
-    )
+    others = (loaded(omni_checkpoint, solver="midpoint", steps=1), loaded(omni_checkpoint, solver="euler", steps=2, lookahead=2))
     for other in others:
         asyncio.run(other.close())
     assert len({quick.info.revision, *(other.info.revision for other in others)}) == 3

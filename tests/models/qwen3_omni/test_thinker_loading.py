@@ -77,11 +77,7 @@ TEXT, EYES, EARS = (f"thinker_config.{part}_config" for part in ("text", "vision
         (f"{TEXT}.rope_scaling", {"rope_type": "default", "mrope_section": [6, 5]}, "is [6, 5]: "),
         (f"{TEXT}.rope_theta", 0, "'rope_theta' is 0.0, which must be 1 or more"),
         (f"{TEXT}.rope_theta", 1e-300, "'rope_theta' is 1e-300, which must be 1 or more"),
-        (
-            f"{TEXT}.rope_scaling",
-            {"mrope_section": [6, 5, 5], "rope_theta": -1e6},
-            "'rope_theta' is -1000000.0, which must be 1 or more",
-        ),
+        (f"{TEXT}.rope_scaling", {"mrope_section": [6, 5, 5], "rope_theta": -1e6}, "'rope_theta' is -1000000.0, which must be 1 or more"),
         (f"{TEXT}.rms_norm_eps", -1e-6, "'rms_norm_eps' is -1e-06, which must be 0 or more"),
         (f"{TEXT}.attention_bias", True, "lacks the weight thinker.model.layers.0.self_attn.q_proj.bias"),
         (f"{TEXT}.hidden_size", 161, "rows of the Thinker have 161"),
