@@ -117,7 +117,9 @@ def test_clients_that_vanish_at_any_moment(house: Mistreated, seed: int) -> None
             await channel.close()
 
     async def all_of_them() -> None:
-        await asyncio.gather(*[vanish([GOOD[0], *chance.choices(GOOD, k=chance.randint(0, 3))]) for _ in range(30)])
+        async with asyncio.TaskGroup() as clients:
+            for _ in range(30):
+                clients.create_task(vanish([GOOD[0], *chance.choices(GOOD, k=chance.randint(0, 3))]))
 
     house.play(all_of_them())
     house.play(house.still_well())
