@@ -120,25 +120,7 @@ def test_words_are_told_apart_where_they_are_read_by_themselves(phonemizer: Phon
 
 
 CONNECTED = (
-    "the",
-    "10",
-    "km",
-    "1/2",
-    "March",
-    "3,",
-    "5:30",
-    "pm",
-    "Dr.",
-    "Smith",
-    "$5",
-    "million",
-    "No.",
-    "-",
-    "(",
-    "yes,",
-    "😀",
-    "°C",
-    "is.",
+    *("the", "10", "km", "1/2", "March", "3,", "5:30", "pm", "Dr.", "Smith", "$5", "million", "No.", "-", "(", "yes,", "😀", "°C", "is."),
 )
 
 

@@ -91,28 +91,8 @@ def test_characters_of_html_are_text(text: str, read: str) -> None:
 
 
 PIECES = [
-    "$",
-    "$$",
-    "\\(",
-    "\\)",
-    "\\[",
-    "\\]",
-    "x",
-    "x^2",
-    " = ",
-    "\\frac{",
-    "}",
-    "{",
-    "&amp;",
-    "&",
-    ";",
-    " and ",
-    "5",
-    "\n",
-    "*",
-    "word",
-    "\\text{a b}",
-    "_1",
+    *("$", "$$", "\\(", "\\)", "\\[", "\\]", "x", "x^2", " = ", "\\frac{", "}", "{", "&amp;", "&", ";", " and ", "5", "\n", "*", "word"),
+    *("\\text{a b}", "_1"),
 ]
 
 
@@ -135,14 +115,12 @@ def drawn_formula(draw: random.Random, depth: int) -> str:
     if depth == 0:
         return draw.choice(["x", "y_1", "12", r"\alpha", "n!", r"\infty", r"\text{the rest}", "2.5", "|z|"])
     one, other = (drawn_formula(draw, depth - 1) for _ in range(2))
-    forms = [
-        rf"\frac{{{one}}}{{{other}}}",
-        rf"\sqrt{{{one}}}",
-        rf"{one}^{{{other}}}",
-        rf"{one} + {other}",
-        rf"\left({one}\right) \cdot {other}",
-    ]
-    return draw.choice([*forms, rf"\sum_{{i=1}}^{{{one}}} {other}", rf"{one} \leq {other}", rf"\mathbf{{{one}}}_{{{other}}}"])
+    return draw.choice(
+        [
+            *(rf"\frac{{{one}}}{{{other}}}", rf"\sqrt{{{one}}}", rf"{one}^{{{other}}}", rf"{one} + {other}", rf"{one} \leq {other}"),
+            *(rf"\left({one}\right) \cdot {other}", rf"\sum_{{i=1}}^{{{one}}} {other}", rf"\mathbf{{{one}}}_{{{other}}}"),
+        ]
+    )
 
 
 @lengths.rounds(200, 5000)
@@ -167,8 +145,7 @@ def test_time_is_linear_in_any_text(unit: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "read"),
-    [("2**10", "2**10"), ("2 ** 10", "2 ** 10"), ("[5](x)[6](y)", "5 6"), ("5[^1]6", "5 6"), ("1`2`3", "1 2 3")],
+    ("text", "read"), [("2**10", "2**10"), ("2 ** 10", "2 ** 10"), ("[5](x)[6](y)", "5 6"), ("5[^1]6", "5 6"), ("1`2`3", "1 2 3")]
 )
 def test_marks_of_markdown_that_are_left_out_make_one_number_of_no_two(text: str, read: str) -> None:
     assert plain_of(text) == read

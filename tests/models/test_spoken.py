@@ -60,10 +60,6 @@ def test_every_written_form_is_spoken_in_the_words_of_the_table() -> None:
     assert words_said('He said, "I want it, the screen at 55", and left.') == "he said i want it the screen at fifty five and left"
 
 
-def test_every_written_form_is_read_in_the_words_of_the_table() -> None:
-    assert [(written, words_of(written)) for written, _ in FORMS] == FORMS
-
-
 def test_each_row_of_the_rules_is_needed_by_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that no form of the two tables needs is a claim without a proof, or stands behind a row that reads all that it would read."""
     rows_read, words = set[str](), Rule.words
@@ -180,45 +176,12 @@ PROSE = [
     *("J. R. R. Tolkien wrote it.", "E. B. White and C. S. Lewis", "Malcolm X spoke.", "George W. Bush won.", "Harry S. Truman"),
     *("vitamin C. I take vitamin D. And vitamin B.", "I. I said so.", "It is I. Do not fear.", "James' book and Charles' hat"),
     *("'Tis the season, y'all'd've known", "Don't, won't, she'd, they'll, I'm", "a) one", "Grade A. Plan B. Team C.", "IV. Results"),
-    *(
-        "“Where are you?” - “Here,” he said - “and there.”",
-        "He walked in - she left - and so on.",
-        "rock 'n' roll",
-        "a state-of-the-art idea",
-    ),
-    *(
-        "Mary I know well.",
-        "Charles I saw yesterday.",
-        "Book I liked",
-        "Volume I own",
-        "in the part I liked",
-        "No. I will not.",
-        "No. I'm not.",
-    ),
-    *(
-        "the art. I left.",
-        "No. It is so.",
-        "the sun. In May we go.",
-        "We sat down. Mar and Jan came.",
-        "Go to bed. Ed came.",
-        "May I come?",
-    ),
-    *(
-        "Louis C.K. is here",
-        "et al. said",
-        "the D.C. area",
-        "X marks the spot",
-        "MIX and LIVID",
-        "“C” is a letter",
-        "I, Claudius",
-        "Dec and Ant",
-    ),
-    *(
-        "Shall I compare thee to a summer's day?",
-        "O Captain! my Captain! our fearful trip is done,",
-        "the ref. Max said",
-        "Go to it! I did!",
-    ),
+    *("“Where are you?” - “Here,” he said - “and there.”", "He walked in - she left - and so on.", "rock 'n' roll"),
+    *("a state-of-the-art idea", "Mary I know well.", "Charles I saw yesterday.", "Book I liked", "Volume I own", "in the part I liked"),
+    *("No. I will not.", "No. I'm not.", "the art. I left.", "No. It is so.", "the sun. In May we go.", "We sat down. Mar and Jan came."),
+    *("Go to bed. Ed came.", "May I come?", "Louis C.K. is here", "et al. said", "the D.C. area", "X marks the spot", "MIX and LIVID"),
+    *("“C” is a letter", "I, Claudius", "Dec and Ant", "Shall I compare thee to a summer's day?"),
+    *("O Captain! my Captain! our fearful trip is done,", "the ref. Max said", "Go to it! I did!"),
 ]
 
 
@@ -239,55 +202,9 @@ def test_prose_stays_as_it_is() -> None:
         assert re.findall(r"[^\W\d_]+", unicodedata.normalize("NFKC", read_aloud(text).text)) == re.findall(r"[^\W\d_]+", text)
 
 
-SIGNS = [
-    "",
-    " ",
-    ",",
-    ".",
-    ":",
-    "-",
-    "–",
-    "−",
-    "/",
-    "x",
-    "×",
-    "+",
-    "=",
-    "%",
-    "°",
-    "$",
-    "€",
-    "(",
-    ")",
-    "'",
-    '"',
-    "^",
-    "*",
-    "²",
-    "½",
-    "é",
-    "😀",
-]
+SIGNS = ["", *" ,.:-–−/x×+=%°$€()'\"^*²½é😀"]
 WORDS = [
-    "a",
-    "the",
-    "km",
-    "pm",
-    "King",
-    "No.",
-    "zip",
-    "on",
-    "March",
-    "IV",
-    "version",
-    "v",
-    "hello",
-    "St.",
-    "I",
-    "US",
-    "bn",
-    "m/s²",
-    "C:\\",
+    *("a", "the", "km", "pm", "King", "No.", "zip", "on", "March", "IV", "version", "v", "hello", "St.", "I", "US", "bn", "m/s²", "C:\\"),
     "@",
 ]
 PIECES = st.one_of(st.sampled_from(SIGNS), st.sampled_from(WORDS), st.sampled_from(WRITTEN), st.integers(0, 99999).map(str))
@@ -338,69 +255,12 @@ def test_what_has_no_words_is_told(text: str, unspoken: tuple[str, ...]) -> None
 
 HOSTILE = (
     *("word ", "1", "7 ", "1,", "1.", "1/", "1-", "-", "a.", "a@", "/a", "\\a", "C:\\", "x^", "$1", "(", "'", '"', "1'", "1°", "²", "½"),
-    *(
-        "I",
-        "IV ",
-        "a_",
-        "#a",
-        "@a",
-        "1:1:",
-        "+1 (2",
-        "2**",
-        "1e",
-        "0x",
-        "a&",
-        "漢",
-        "αβγ",
-        "1 000 ",
-        "1x",
-        "http://a",
-        "a.com/",
-        "~/",
-        "No. ",
-    ),
-    *(
-        "|1",
-        "|x|",
-        "n!",
-        '5" ',
-        "v1.1-",
-        "1.1-a.",
-        "a:1::",
-        "::",
-        "*.",
-        "*/",
-        "$(1",
-        "(1) ",
-        "1 % ",
-        "1. ",
-        "of (",
-        "221B Baker ",
-        "³√",
-        "f/",
-    ),
-    *(
-        "C:/",
-        "C:/a/",
-        "0049 ",
-        "001 11 ",
-        "1:",
-        "1:50,000",
-        "(i) ",
-        "(i",
-        "XIXth",
-        "1,1-",
-        "1.x",
-        "-x + ",
-        "http://a@",
-        "http://a:",
-        "5ft",
-        "$1M-",
-        "1~",
-        "abcdef12-",
-    ),
-    *("$", "$a+", "\\(", "&a", "{", "\\frac{", "'a ", '"1', "--", "1--", "`1", "1″", "1′", "”", "≈ ", "= 1", "$$x^"),
-    *("Mon-", "March ", "1 1/2", "€1.234,", "1st", "v1.", "km/", "A ", "f(", "AA:", "3x-", "…", "\u200b", "e\u0301"),
+    *("I", "IV ", "a_", "#a", "@a", "1:1:", "+1 (2", "2**", "1e", "0x", "a&", "漢", "αβγ", "1 000 ", "1x", "http://a", "a.com/", "~/"),
+    *("No. ", "|1", "|x|", "n!", '5" ', "v1.1-", "1.1-a.", "a:1::", "::", "*.", "*/", "$(1", "(1) ", "1 % ", "1. ", "of (", "221B Baker "),
+    *("³√", "f/", "C:/", "C:/a/", "0049 ", "001 11 ", "1:", "1:50,000", "(i) ", "(i", "XIXth", "1,1-", "1.x", "-x + ", "http://a@"),
+    *("http://a:", "5ft", "$1M-", "1~", "abcdef12-", "$", "$a+", "\\(", "&a", "{", "\\frac{", "'a ", '"1', "--", "1--", "`1", "1″", "1′"),
+    *("”", "≈ ", "= 1", "$$x^", "Mon-", "March ", "1 1/2", "€1.234,", "1st", "v1.", "km/", "A ", "f(", "AA:", "3x-", "…", "\u200b"),
+    "e\u0301",
 )
 
 
