@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ import pytest
 from helpers import lengths
 from helpers.command import omnistage
 from helpers.processes import ProcessFamily, StartedProcess, wait_end
+from helpers.serving import ServeProcess, serving
 from helpers.terminal import CTRL_C, Terminal
 from helpers.toy_pipeline import toy_pipeline
 from omnistage.cli.stack.served import Served, StackEnd, all_served, folder, register_stack
@@ -46,9 +46,8 @@ def slow(tmp_path: Path) -> str:
 def answering(address: str) -> Iterator[StartedProcess[str]]:
     """A client in the middle of an answer that takes minutes."""
     command = [sys.executable, "-m", "omnistage.cli", "ask", "Hi", "--address", address, "--max-tokens", "4000", "--timeout", "600"]
-    with StartedProcess(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as asking:
-        assert asking.stdout is not None
-        assert asking.stdout.read(1)
+    with StartedProcess(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as asking:
+        assert asking.stdout is not None and asking.stdout.read(1)
         try:
             yield asking
         finally:
@@ -95,13 +94,13 @@ def test_what_a_launcher_leaves_that_was_killed_before_it_was_registered_goes_wi
 
 
 def test_what_cannot_be_served_is_told_by_the_command(family: ProcessFamily, tmp_path: Path, slow: str) -> None:
-    done = omnistage("serve", "nothing", "--detach")
-    assert done.returncode == 1
-    assert "no pipeline 'nothing', and no folder or model of this name" in done.stderr
     (tmp_path / "bad.yaml").write_text(Path(slow).read_text().replace("interval_s", "no_such"))
-    done = omnistage("serve", str(tmp_path / "bad.yaml"), "--detach", "--address", "127.0.0.1:0")
-    assert done.returncode == 1
-    assert "no_such" in done.stderr
+    for name, message in (
+        ("nothing", "no pipeline 'nothing', and no folder or model of this name"),
+        (str(tmp_path / "bad.yaml"), "no_such"),
+    ):
+        done = omnistage("serve", name, "--detach", "--address", "127.0.0.1:0")
+        assert done.returncode == 1 and message in done.stderr
     assert family.pids() == []
 
 
@@ -113,7 +112,7 @@ def test_what_serve_warns_of_is_told_with_detach_too(family: ProcessFamily, quic
     """An open address, and a setting without an effect; and what can be asked is an address of this machine."""
     words = ("serve", quick, "--address", "0.0.0.0:0", "--no-http", "--gpu-memory-utilization", "thinker=0.5")
     in_front, detached = Terminal(*size), Terminal(*size)
-    assert in_front.run(words, ends_when(b"ask it:", CTRL_C)) == 0
+    assert in_front.run(words, Keys(("ask it:", CTRL_C))) == 0
     assert detached.run((*words, "--detach")) == 0
     try:
         [served] = all_served()
@@ -131,17 +130,6 @@ def test_what_serve_warns_of_is_told_with_detach_too(family: ProcessFamily, quic
         stopped = omnistage("stop", served.address.replace("127.0.0.1", "0.0.0.0"))
     assert stopped.stderr == f"ended {served.address}\n"
     assert family.pids() == []
-
-
-def ends_when(seen: bytes, keys: bytes) -> Callable[[Terminal], None]:
-    """Presses keys, once, when something is on the terminal."""
-    left = [keys]
-
-    def press(terminal: Terminal) -> None:
-        if left and seen in terminal.written:
-            terminal.press(left.pop())
-
-    return press
 
 
 @lengths.long_form(
@@ -170,8 +158,7 @@ def test_one_of_several_is_named(family: ProcessFamily, quick: str) -> None:
 def test_nothing_to_stop_is_told() -> None:
     for words in (("stop",), ("stop", "--all")):
         done = omnistage(*words)
-        assert done.returncode == 1
-        assert "no stack of yours serves on this machine" in done.stderr
+        assert done.returncode == 1 and "no stack of yours serves on this machine" in done.stderr
 
 
 @lengths.long_form("cli/test_detached.py::test_stop_now_ends_one_that_was_started_in_the_background")
@@ -185,42 +172,30 @@ def test_stop_now_waits_for_no_answer(family: ProcessFamily, slow: str) -> None:
 
 
 class Keys:
-    """Pressed one after the other, each when a text is there."""
+    """Pressed one after the other, each when a text is there. steps: those that are to come."""
 
     def __init__(self, *steps: tuple[str, bytes]) -> None:
-        self._steps = list(steps)
+        self.steps = list(steps)
 
     def __call__(self, terminal: Terminal) -> None:
-        if self._steps and re.search(self._steps[0][0].encode(), terminal.written):
-            terminal.press(self._steps.pop(0)[1])
+        if self.steps and self.steps[0][0].encode() in terminal.written:
+            terminal.press(self.steps.pop(0)[1])
 
 
 def test_ctrl_c_says_what_it_waits_for_and_a_second_one_ends_it(family: ProcessFamily, slow: str, free_port: int) -> None:
     address = f"127.0.0.1:{free_port}"
     terminal = Terminal(120)
-    clients: list[subprocess.Popen[str]] = []
+    keys = Keys(("ask it:", CTRL_C), ("again ends it all now", CTRL_C))
+    with ExitStack() as clients:
 
-    class Clients(Keys):
-        def __call__(self, terminal: Terminal) -> None:
-            if not clients and b"ask it:" in terminal.written:
-                command = [sys.executable, "-m", "omnistage.cli", "ask", "Hi", "--address", address, "--max-tokens", "4000"]
-                asking = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-                clients.append(asking)
-                assert asking.stdout is not None
-                assert asking.stdout.read(1)
-                terminal.press(CTRL_C)
-            super().__call__(terminal)
+        def press(terminal: Terminal) -> None:
+            if len(keys.steps) == 2 and b"ask it:" in terminal.written:
+                clients.enter_context(answering(address))
+            keys(terminal)
 
-    try:
-        code = terminal.run(("serve", slow, "--address", address, "--grace", "600"), Clients(("again ends it all now", CTRL_C)))
-    finally:
-        for client in clients:
-            client.kill()
-            client.communicate()
-    told = " ".join(terminal.lines)
-    assert "ending on SIGINT: 1 answer runs and gets up to 600 s; Ctrl-C again ends it all now" in told
-    assert "ending now" in told
-    assert code == 130
+        assert terminal.run(("serve", slow, "--address", address, "--grace", "600"), press) == 130
+    shown = " ".join(terminal.lines)
+    assert "ending on SIGINT: 1 answer runs and gets up to 600 s; Ctrl-C again ends it all now" in shown and "ending now" in shown
     assert b"Traceback" not in terminal.written
     assert family.pids() == []
 
@@ -237,9 +212,7 @@ with register_stack(Served("127.0.0.1:5", os.getpid(), "toy", "", 1.0)):
 
 
 def test_a_killed_launcher_serves_nothing() -> None:
-    with StartedProcess([sys.executable, "-c", HELD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as launcher:
-        assert launcher.stdout is not None
-        assert launcher.stdout.readline() == "held\n"
+    with held(HELD) as launcher:
         [served] = all_served()
         assert served.pid == launcher.pid
         ending = StackEnd(served)
@@ -270,27 +243,31 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("said", ["", "{", "[]", '{"address": "x:1"}'])
-def test_what_another_version_wrote_is_left_out(said: str) -> None:
+@contextmanager
+def held(*command: str) -> Iterator[StartedProcess[str]]:
+    """A Python program that holds a file of a stack until it is killed."""
+    with StartedProcess([sys.executable, "-c", *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        yield holder
+        holder.kill()
+
+
+def path_of_stack() -> str:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    command = [sys.executable, "-c", HELD_OTHER, str(folder() / f"{boot}-1.json"), said]
-    with StartedProcess(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "held\n"
+    return str(folder() / f"{boot}-1.json")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"address": "x:1"}'])
+def test_what_another_version_wrote_is_left_out(content: str) -> None:
+    with held(HELD_OTHER, path_of_stack(), content):
         assert all_served() == []
         assert omnistage("stop").returncode == 1
-        other.kill()
 
 
 def test_what_a_newer_version_says_beside_is_no_matter() -> None:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    said = json.dumps({"address": "x:1", "pid": 1, "pipeline": "toy", "log_folder": "", "grace_s": 2, "since": 7})
-    command = [sys.executable, "-c", HELD_OTHER, str(folder() / f"{boot}-1.json"), said]
-    with StartedProcess(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "held\n"
+    content = json.dumps({"address": "x:1", "pid": 1, "pipeline": "toy", "log_folder": "", "grace_s": 2, "since": 7})
+    with held(HELD_OTHER, path_of_stack(), content):
         assert all_served() == [Served("x:1", 1, "toy", "", 2.0)]
-        other.kill()
 
 
 def test_a_folder_that_others_may_change_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,31 +295,26 @@ def test_a_full_disk_costs_only_the_file(tmp_path: Path) -> None:
 @lengths.rounds(1, 10)
 def test_two_signals_at_once_end_it_without_a_word_of_crashes(family: ProcessFamily, quick: str, rounds: int) -> None:
     for _ in range(rounds):
-        command = [sys.executable, "-m", "omnistage.cli", "serve", quick, "--address", "127.0.0.1:0"]
-        with StartedProcess(command, stderr=subprocess.PIPE, text=True) as serving:
-            assert serving.stderr is not None and serving.stderr.readline().startswith("serving on")
-            serving.send_signal(signal.SIGINT)
-            serving.send_signal(signal.SIGTERM)
-            told = serving.stderr.read()
-            assert serving.wait(60) in (128 + signal.SIGINT, 128 + signal.SIGTERM)
-        assert "ending now" in told
-        assert "lost" not in told
-    assert family.pids() == []
+        with serving(family, quick) as server:
+            assert server.stderr is not None and server.line().startswith("serving on")
+            server.send_signal(signal.SIGINT)
+            server.send_signal(signal.SIGTERM)
+            end = server.stderr.read()
+            assert server.wait(60) in (128 + signal.SIGINT, 128 + signal.SIGTERM)
+        assert "ending now" in end and "lost" not in end
 
 
 def test_a_second_signal_ends_a_start_that_hangs(family: ProcessFamily, quick: str) -> None:
     """A stage that heeds no signal, as one in the middle of native code."""
-    command = [sys.executable, "-m", "omnistage.cli", "serve", quick, "--address", "127.0.0.1:0", "--grace", "600"]
-    with StartedProcess(command, stderr=subprocess.PIPE, text=True) as serving:
+    with ServeProcess(quick, "--grace", "600") as server:
         deadline = time.monotonic() + 60
         while not (stages := [pid for pid in family.pids() if b"omnistage.thinker" in Path(f"/proc/{pid}/cmdline").read_bytes()]):
             assert time.monotonic() < deadline
         os.kill(stages[0], signal.SIGSTOP)
-        serving.send_signal(signal.SIGINT)
-        assert serving.stderr is not None
-        assert serving.stderr.readline() == "ending on SIGINT, before it serves\n"
-        serving.send_signal(signal.SIGINT)
-        assert serving.wait(60) == 130
+        server.send_signal(signal.SIGINT)
+        assert server.line() == "ending on SIGINT, before it serves\n"
+        server.send_signal(signal.SIGINT)
+        assert server.wait(60) == 130
     assert family.pids() == []
 
 

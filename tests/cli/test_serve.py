@@ -12,7 +12,6 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.request import ProxyHandler, build_opener
@@ -22,6 +21,7 @@ import pytest
 from helpers import lengths
 from helpers.command import omnistage
 from helpers.processes import ProcessFamily, StartedProcess, wait_end
+from helpers.serving import ServeProcess, pid_of, serving
 from helpers.toy_pipeline import toy_pipeline
 from omnistage.cli.stack.resources import OOM_SCORE, bound_text, mapped, memory_of_machine, router_bounds, stage_bounds
 from omnistage.client import Omni
@@ -32,14 +32,8 @@ SETTINGS, HEADERS, END_HEADERS = 4, 1, 4
 NAMED_BEFORE = b"\xbe"
 """The header that was put into the table last."""
 REPEATS = 4000
-ASKED = {
-    ":method": "POST",
-    ":scheme": "http",
-    ":path": "/omnistage.v1.OmniService/Generate",
-    ":authority": "x",
-    "te": "trailers",
-    "content-type": "application/grpc",
-}
+GENERATE = "/omnistage.v1.OmniService/Generate"
+ASKED = {":method": "POST", ":scheme": "http", ":path": GENERATE, ":authority": "x", "te": "trailers", "content-type": "application/grpc"}
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -77,36 +71,10 @@ def header_bomb(address: str, calls: int) -> None:
             connection.settimeout(30)
 
 
-def serve(*words: str, through: Sequence[str] = ()) -> StartedProcess[str]:
-    """through: a command that runs the command that follows it."""
-    command = [*through, sys.executable, "-m", "omnistage.cli", "serve", *words]
-    return StartedProcess(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
 @pytest.fixture
 def alone(tmp_path: Path) -> str:
     """A pipeline of one stage: its stack starts in half of the time of a chain."""
     return toy_pipeline(tmp_path)
-
-
-def read_address(server: subprocess.Popen[str]) -> str:
-    assert server.stderr is not None
-    line = server.stderr.readline()
-    assert line.startswith("serving on "), line + server.stderr.read()
-    return line.split()[2]
-
-
-def told(server: subprocess.Popen[str], what: str) -> str:
-    """The next line of this kind."""
-    assert server.stderr is not None
-    for line in iter(server.stderr.readline, ""):
-        if line.startswith(f"{what} "):
-            return line.removeprefix(f"{what} ").rstrip("\n")
-    raise AssertionError(f"the server ended and never said {what!r}")
-
-
-def pid_of(module: str, family: ProcessFamily) -> int:
-    return next(pid for pid in family.pids() if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
 def oom_score(pid: int) -> int:
@@ -136,15 +104,15 @@ def take_over(replica: Replica, taken: ExitStack) -> None:
 @lengths.one_or_all("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_it_serves_until_it_is_told_to_end(family: ProcessFamily, alone: str, name: str, seed: int) -> None:
     number = signal.Signals[lengths.draw(name, ["SIGTERM", "SIGINT", "SIGHUP"], seed)]
-    with serve(alone, "--address", "127.0.0.1:0") as server:
-        address = read_address(server)
-        with Omni(address=address) as omni:
+    with serving(family, alone) as server:
+        first = server.line()
+        assert first.startswith("serving on ")
+        with Omni(address=first.split()[2]) as omni:
             assert omni.generate("Hi").text
         server.send_signal(number)
         # The answer may still count as running: the client has all of it a moment before the router has closed its account.
-        assert told(server, "ending").partition(":")[0] == f"on {number.name}"
+        assert server.report("ending ").partition(":")[0] == f"on {number.name}"
         assert server.wait(30) == 0
-    assert family.pids() == []
 
 
 @lengths.long_form("cli/test_serve.py::test_it_serves_until_it_is_told_to_end", unkept="a signal that was ignored before stays ignored")
@@ -153,23 +121,21 @@ def test_a_signal_that_was_ignored_before_stays_ignored(family: ProcessFamily, a
     """So nohup says that a job outlives its terminal, and a shell that a job in the background outlives Ctrl-C."""
     number = signal.Signals[lengths.draw(name, ["SIGHUP", "SIGINT"], seed)]
     ignoring = ["sh", "-c", f'trap "" {number.name.removeprefix("SIG")}; exec "$@"', "sh"]
-    with serve(alone, "--address", "127.0.0.1:0", through=ignoring) as server:
-        address = read_address(server)
+    with serving(family, alone, through=ignoring) as server:
+        address = server.address()
         server.send_signal(number)
         with Omni(address=address) as omni:
             assert omni.generate("Hi").text
         server.terminate()
-        assert told(server, "ending").partition(":")[0] == "on SIGTERM"
-        assert server.wait(30) == 0
-    assert family.pids() == []
+        assert server.report("ending ").partition(":")[0] == "on SIGTERM"
 
 
 @lengths.long_form(
     "cli/test_serve.py::test_what_dies_is_started_again_at_its_address", unkept="a stack goes on where nobody reads its output any more"
 )
 def test_a_stack_outlives_whoever_read_its_output(family: ProcessFamily, alone: str) -> None:
-    with serve(alone, "--address", "127.0.0.1:0", "--replicas", "thinker=2") as server:
-        address = read_address(server)
+    with serving(family, alone, "--replicas", "thinker=2") as server:
+        address = server.address()
         assert server.stderr is not None
         server.stderr.close()
         before = replicas_once_serving(address)
@@ -177,9 +143,6 @@ def test_a_stack_outlives_whoever_read_its_output(family: ProcessFamily, alone: 
         assert wait_end(before[1].pid, 30)
         after = replicas_once_serving(address, without=before[1].pid)
         assert [replica.address for replica in after] == [replica.address for replica in before]
-        server.terminate()
-        assert server.wait(30) == 0
-    assert family.pids() == []
 
 
 @lengths.long_form(
@@ -188,72 +151,56 @@ def test_a_stack_outlives_whoever_read_its_output(family: ProcessFamily, alone: 
 def test_a_second_server_on_the_same_port_says_who_has_it(family: ProcessFamily, alone: str, free_port: int, tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port}"
     logs = tmp_path / "not" / "yet"
-    with serve(alone, "--address", address) as first:
-        assert read_address(first) == address
-        router = pid_of("omnistage.router", family)
-        for option, others in (("--address", []), ("--metrics-address", ["--address", "127.0.0.1:0"])):
-            with serve(alone, option, address, *others, "--log-dir", str(logs)) as second:
+    with serving(family, alone, "--address", address) as first:
+        assert first.address() == address
+        taken = f"the port is taken by python -m omnistage.router (pid {pid_of('omnistage.router', family)})"
+        for option in ("--address", "--metrics-address"):
+            with ServeProcess(alone, option, address, "--log-dir", str(logs)) as second:
                 assert second.stderr is not None
-                said = second.stderr.read()
+                assert second.stderr.read() == f"error: cannot listen on {address}: {taken}; choose another {option}\n"
                 assert second.wait(30) == 1
-            taken = f"the port is taken by python -m omnistage.router (pid {router})"
-            assert said == f"error: cannot listen on {address}: {taken}; choose another {option}\n"
         assert list(logs.iterdir()) == [], "no process was started that would write there"
-        first.terminate()
-        assert first.wait(30) == 0
-    assert family.pids() == []
 
 
 def test_what_dies_is_started_again_at_its_address(family: ProcessFamily, tmp_path: Path) -> None:
     """One of two replicas. Each has a log of its own."""
-    with serve("toy", "--address", "127.0.0.1:0", "--replicas", "talker=2", "--log-dir", str(tmp_path / "logs")) as server:
-        address = read_address(server)
+    with serving(family, "toy", "--replicas", "talker=2", "--log-dir", str(tmp_path / "logs")) as server:
+        address = server.address()
         before = replicas_once_serving(address)
         assert [replica.stage for replica in before] == ["thinker", "talker", "talker", "code2wav"]
         one = next(replica for replica in before if replica.stage == "talker")
         os.kill(one.pid, signal.SIGKILL)
-        assert told(server, "lost") == f"talker-0 (pid {one.pid}) ended with signal SIGKILL"
-        assert re.fullmatch(r"talker-0 \(pid \d+\) after \d+\.\d s", told(server, "restarted"))
+        assert server.report("lost ") == f"talker-0 (pid {one.pid}) ended with signal SIGKILL"
+        assert re.fullmatch(r"talker-0 \(pid \d+\) after \d+\.\d s", server.report("restarted "))
         after = replicas_once_serving(address)
         assert [replica.address for replica in after] == [replica.address for replica in before]
         assert [now.pid == then.pid for now, then in zip(after, before, strict=True)] == [True, False, True, True]
-        server.terminate()
-        assert server.wait(30) == 0
     names = sorted(path.name for path in (tmp_path / "logs").iterdir())
     assert names == ["code2wav.log", "router.log", "talker-0.log", "talker-1.log", "thinker.log"]
-    assert family.pids() == []
 
 
 def test_what_drains_is_not_called_lost(family: ProcessFamily, alone: str) -> None:
     """An operator ends a stage with SIGTERM, which is how it is told to finish what runs."""
-    with serve(alone, "--address", "127.0.0.1:0") as server:
-        [thinker] = replicas_once_serving(read_address(server))
-        assert server.stderr is not None
+    with serving(family, alone) as server:
+        [thinker] = replicas_once_serving(server.address())
         for _ in range(2):  # what the start had to say
-            server.stderr.readline()
+            server.line()
         os.kill(thinker.pid, signal.SIGTERM)
-        assert (
-            server.stderr.readline() == f"ended thinker (pid {thinker.pid}) was told to, and let its sessions finish; it is started again\n"
-        )
-        assert server.stderr.readline().startswith("restarted thinker (pid ")
-        server.terminate()
-        assert server.wait(30) == 0
-    assert family.pids() == []
+        end = "was told to, and let its sessions finish; it is started again"
+        assert server.line() == f"ended thinker (pid {thinker.pid}) {end}\n"
+        assert server.line().startswith("restarted thinker (pid ")
 
 
 def test_a_router_that_dies_is_started_again_at_its_port(family: ProcessFamily, alone: str) -> None:
-    with serve(alone, "--address", "127.0.0.1:0") as server:
-        address = read_address(server)
+    with serving(family, alone) as server:
+        address = server.address()
         for _ in range(2):
             router = pid_of("omnistage.router", family)
             os.kill(router, signal.SIGKILL)
-            assert told(server, "lost") == f"router (pid {router}) ended with signal SIGKILL"
-            assert told(server, "restarted").startswith("router (pid ")
+            assert server.report("lost ") == f"router (pid {router}) ended with signal SIGKILL"
+            assert server.report("restarted ").startswith("router (pid ")
             with Omni(address=address) as omni:
                 assert omni.generate("Hi").text
-        server.terminate()
-        assert server.wait(30) == 0
-    assert family.pids() == []
 
 
 @pytest.mark.parametrize(("gib", "bound_gib"), [(1, 2), (2, 2), (4, 3), (8, 6), (15, 11.25), (16, 12), (1024, 12)])
@@ -268,9 +215,8 @@ def test_a_stage_leaves_a_part_of_the_memory_that_its_model_left() -> None:
         assert stage_bounds().put_on(process.pid) is None
         machine_bytes, mapped_bytes = 64 << 30, mapped(process.pid)
         expected = mapped_bytes + int(0.75 * (machine_bytes - mapped_bytes))
-        assert (
-            stage_bounds().put_on_serving(process.pid, machine_bytes) == expected == resource.prlimit(process.pid, resource.RLIMIT_DATA)[0]
-        )
+        assert stage_bounds().put_on_serving(process.pid, machine_bytes) == expected
+        assert resource.prlimit(process.pid, resource.RLIMIT_DATA)[0] == expected
         assert stage_bounds().put_on_serving(process.pid, mapped_bytes + 1) == mapped_bytes + (2 << 30)
         assert oom_score(process.pid) == max(OOM_SCORE, oom_score(os.getpid()))
         assert stage_bounds().put_on_serving(process.pid, mapped_bytes) is None
@@ -286,8 +232,8 @@ def test_a_stage_leaves_a_part_of_the_memory_that_its_model_left() -> None:
 )
 def test_a_server_that_needs_more_memory_than_it_may_have_ends_alone(family: ProcessFamily, alone: str) -> None:
     """By headers that grow in it a thousandfold. The others stay, who started it is told why, and it is there again."""
-    with serve(alone, "--address", "127.0.0.1:0") as server:
-        address = read_address(server)
+    with serving(family, alone) as server:
+        address = server.address()
         [thinker] = replicas_once_serving(address)
         router = pid_of("omnistage.router", family)
         bound = router_bounds(memory_of_machine()).memory_bytes
@@ -299,14 +245,11 @@ def test_a_server_that_needs_more_memory_than_it_may_have_ends_alone(family: Pro
             # The memory that it has mapped by now and 128 MiB: no test should fill gigabytes.
             resource.prlimit(pid, resource.RLIMIT_DATA, (mapped(pid) + (128 << 20), resource.RLIM_INFINITY))
             header_bomb(target, 1000)
-            assert told(server, "lost") == f"{name} (pid {pid}) ended with signal SIGABRT{bound_text(memory_bytes)}"
-            assert told(server, "restarted").startswith(f"{name} (pid ")
+            assert server.report("lost ") == f"{name} (pid {pid}) ended with signal SIGABRT{bound_text(memory_bytes)}"
+            assert server.report("restarted ").startswith(f"{name} (pid ")
             with Omni(address=address) as omni:
                 assert omni.generate("Hi").text
         assert resource.prlimit(pid_of("omnistage.router", family), resource.RLIMIT_DATA)[0] == bound
-        server.terminate()
-        assert server.wait(30) == 0
-    assert family.pids() == []
 
 
 @lengths.long_form(
@@ -317,14 +260,11 @@ def test_a_server_that_needs_more_memory_than_it_may_have_ends_alone(family: Pro
 def test_the_end_wins_over_a_start(family: ProcessFamily, alone: str, delay: str, seed: int) -> None:
     """Whatever is being started again when the stack is told to end: nothing is left."""
     delay_s = float(lengths.draw(delay, ["0", "0.05", "0.15", "0.4"], seed))
-    with serve(alone, "--address", "127.0.0.1:0") as server:
-        read_address(server)
+    with serving(family, alone) as server:
+        server.address()
         for pid in [pid for pid in family.pids() if pid != server.pid]:
             os.kill(pid, signal.SIGKILL)
         time.sleep(delay_s)
-        server.terminate()
-        assert server.wait(30) == 0
-    assert family.pids() == []
 
 
 @lengths.long_form(
@@ -333,31 +273,30 @@ def test_the_end_wins_over_a_start(family: ProcessFamily, alone: str, delay: str
 )
 def test_a_process_that_cannot_start_again_is_given_up(family: ProcessFamily, alone: str) -> None:
     """Its port is taken by another one. The stack goes on with the second replica of its kind, and ends with the last one."""
-    with serve(alone, "--address", "127.0.0.1:0", "--replicas", "thinker=2") as server, ExitStack() as taken:
-        address = read_address(server)
+    cannot_start = "{} cannot start: cannot listen on {}: the port is taken by "
+    with serving(family, alone, "--replicas", "thinker=2") as server, ExitStack() as taken:
+        address = server.address()
         thinkers = [replica for replica in replicas_once_serving(address) if replica.stage == "thinker"]
         take_over(thinkers[0], taken)
-        assert told(server, "given up").startswith(f"thinker-0 cannot start: cannot listen on {thinkers[0].address}: the port is taken by ")
+        assert server.report("given up ").startswith(cannot_start.format("thinker-0", thinkers[0].address))
         with Omni(address=address) as omni:
             assert omni.generate("Hi").text
             assert [replica.state for replica in omni.replicas()] == ["lost", "serving"]
-        status = omnistage("status", "--address", address)
-        table, _, _ = status.stdout.partition("\n\n")
+        table, _, _ = omnistage("status", "--address", address).stdout.partition("\n\n")
         rows = [line.split()[1:] for line in table.splitlines()[1:]]
         assert [row[0] for row in rows] == ["thinker", "thinker"]
         assert rows[0][2:7] == [thinkers[0].address, "-", "lost", "-", "-"]
         assert rows[1][2:5] == [thinkers[1].address, str(thinkers[1].pid), "serving"]
         take_over(thinkers[1], taken)
-        assert told(server, "given up").startswith(f"thinker-1 cannot start: cannot listen on {thinkers[1].address}: the port is taken by ")
+        assert server.report("given up ").startswith(cannot_start.format("thinker-1", thinkers[1].address))
         assert server.wait(30) == 1
         assert server.stderr is not None
         assert "error: thinker-1 cannot start" in server.stderr.read()
-    assert family.pids() == []
 
 
 def test_a_killed_launcher_takes_its_processes_along(family: ProcessFamily, alone: str) -> None:
-    with serve(alone, "--address", "127.0.0.1:0") as server:
-        read_address(server)
+    with ServeProcess(alone) as server:
+        server.address()
         others = [pid for pid in family.pids() if pid != server.pid]
         assert len(others) == 2
         server.kill()
@@ -384,13 +323,9 @@ def test_the_ready_line_and_the_lifeline(family: ProcessFamily, alone: str) -> N
 
 def test_a_stack_that_others_reach_says_so(family: ProcessFamily, alone: str) -> None:
     """Its page is told by its address on this machine."""
-    with serve(alone, "--address", "0.0.0.0:0", "--http", "0.0.0.0:0") as server:
-        assert server.stderr is not None
-        assert "0.0.0.0:0 can be reached from other hosts: nothing is encrypted" in server.stderr.readline()
-        assert server.stderr.readline().startswith("serving on 0.0.0.0:")
-        page = told(server, "page:").split()[0]
+    with serving(family, alone, "--address", "0.0.0.0:0", "--http", "0.0.0.0:0") as server:
+        assert "0.0.0.0:0 can be reached from other hosts: nothing is encrypted" in server.line()
+        assert server.line().startswith("serving on 0.0.0.0:")
+        page = server.report("page:").split()[0]
         with build_opener(ProxyHandler({})).open(f"{page}/ready", timeout=60) as ready:
             assert ready.status == 200 and "//127.0.0.1:" in page
-        server.terminate()
-        assert server.wait(30) == 0
-    assert family.pids() == []

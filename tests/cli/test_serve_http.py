@@ -9,7 +9,6 @@ import re
 import secrets
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from helpers import lengths
 from helpers.command import omnistage
-from helpers.processes import ProcessFamily, StartedProcess
+from helpers.processes import ProcessFamily
+from helpers.serving import pid_of, serving
 from helpers.toy_pipeline import toy_pipeline
 from helpers.waiting import until
 from omnistage.cli.stack.ending import count_requests
@@ -37,24 +37,10 @@ from omnistage.models.toy import formulas
 LIMIT_S = 100.0
 
 
-def serve(*words: str) -> StartedProcess[str]:
-    command = [sys.executable, "-m", "omnistage.cli", "serve", *words, "--address", "127.0.0.1:0"]
-    return StartedProcess(command, stderr=subprocess.PIPE, text=True)
-
-
-def told(server: StartedProcess[str], start: str) -> str:
-    """The rest of the next line that begins so."""
-    assert server.stderr is not None
-    for line in server.stderr:
-        if line.startswith(start):
-            return line.removeprefix(start).strip()
-    raise AssertionError(f"it ended without {start!r}")
-
-
-def told_port(listening: socket.socket) -> str:
-    """HOST:PORT of who listens."""
-    host, port = listening.getsockname()
-    return f"{host}:{port}"
+def name_of_only_model(page: str) -> str:
+    (model,) = json.loads("".join(opened(f"{page}/v1/models")))["data"]
+    name: str = model["id"]
+    return name
 
 
 def opened(url: str, *, host: str = "localhost", **body: object) -> Iterator[str]:
@@ -77,39 +63,37 @@ def test_it_takes_http_at_one_port_for_as_long_as_it_serves(family: ProcessFamil
     not in its way, and its own is still its own when it is started again. Variables tell it what no option of `serve` does."""
     monkeypatch.setenv("OMNISTAGE_ALLOWED_HOSTS", "box.example.com")
     monkeypatch.setenv("OMNISTAGE_MODEL_NAMES", "gpt-of-a-test=toy-of-a-test")
-    logs = tmp_path / "logs"
-    words = ("--metrics", "127.0.0.1:0", "--log-dir", str(logs))
-    with socket.create_server(("127.0.0.1", 0)) as other, serve(toy_pipeline(tmp_path), "--http", told_port(other), *words) as server:
-        address = told(server, "serving on ").split()[0]
-        page, _, about = told(server, "page: ").partition(" ")
-        assert page != f"http://{told_port(other)}"
-        assert about.strip() == f"(the port of {told_port(other)} is taken; OpenAI's interface is below /v1; any key is taken)"
-        metrics = told(server, "metrics: ")
-        (name,) = (one["id"] for one in json.loads("".join(opened(f"{page}/v1/models")))["data"])
+    logs, other = tmp_path / "logs", socket.create_server(("127.0.0.1", 0))
+    usual = "{}:{}".format(*other.getsockname())
+    words = ("--http", usual, "--metrics", "127.0.0.1:0", "--log-dir", str(logs))
+    with other, serving(family, toy_pipeline(tmp_path), *words) as server:
+        address = server.address()
+        page, _, about = server.report("page: ").partition(" ")
+        assert page != f"http://{usual}"
+        assert about.strip() == f"(the port of {usual} is taken; OpenAI's interface is below /v1; any key is taken)"
+        metrics = server.report("metrics: ")
+        name = name_of_only_model(page)
         assert [*opened(f"{page}/v1/models", host="box.example.com")], "a host that is not known is refused"
         text = answered(page, "gpt-of-a-test")
         assert text == formulas.text(1, "Hi", formulas.NATURAL_LENGTH)
         assert f"page  {page}" in omnistage("status", "--address", address).stdout.splitlines()
         assert json.loads(omnistage("status", "--address", address, "--json").stdout)["page"] == page
         assert 'omnistage_process_up{process="gateway"} 1.0\n' in opened(metrics)
-        (pid,) = (pid for pid in family.pids() if b"omnistage.gateway" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        pid = pid_of("omnistage.gateway", family)
         assert b"OMNISTAGE_TOKEN" not in Path(f"/proc/{pid}/environ").read_bytes()
         os.kill(pid, signal.SIGKILL)
-        assert told(server, "lost ").startswith(f"gateway (pid {pid}) ")
-        assert told(server, "restarted ").startswith("gateway ")
+        assert server.report("lost ").startswith(f"gateway (pid {pid}) ")
+        assert server.report("restarted ").startswith("gateway ")
         assert answered(page, name) == text
-        server.terminate()
-        assert server.wait(LIMIT_S) == 0
     assert '"http.done"' in (logs / "gateway.log").read_text()
-    assert family.pids() == []
 
 
 def test_films_outlive_the_gateway_of_a_stack_and_go_with_the_stack(
     family: ProcessFamily, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with serve("toy-film", "--http", "127.0.0.1:0") as server:
-        videos = f"{told(server, 'page: ').split()[0]}/v1/videos"
+    with serving(family, "toy-film", "--http", "127.0.0.1:0") as server:
+        videos = f"{server.report('page: ').split()[0]}/v1/videos"
 
         def shown(url: str, **body: Any) -> dict[str, Any]:
             video: dict[str, Any] = json.loads("".join(opened(url, **body)))
@@ -120,13 +104,10 @@ def test_films_outlive_the_gateway_of_a_stack_and_go_with_the_stack(
         (folder,) = tmp_path.glob("omnistage-films-*")
         (file,) = folder.glob(f"{name}.*")
         film = file.read_bytes()
-        (pid,) = (pid for pid in family.pids() if b"omnistage.gateway" in Path(f"/proc/{pid}/cmdline").read_bytes())
-        os.kill(pid, signal.SIGKILL)
-        assert told(server, "restarted ").startswith("gateway ")
+        os.kill(pid_of("omnistage.gateway", family), signal.SIGKILL)
+        assert server.report("restarted ").startswith("gateway ")
         assert shown(f"{videos}/{name}")["status"] == "completed"
         assert file.read_bytes() == film
-        server.terminate()
-        assert server.wait(LIMIT_S) == 0
     assert [*tmp_path.glob("omnistage-films-*")] == []
 
 
@@ -137,34 +118,27 @@ def test_films_outlive_the_gateway_of_a_stack_and_go_with_the_stack(
 )
 def test_an_answer_over_http_ends_before_the_stack_does(family: ProcessFamily, tmp_path: Path) -> None:
     """Its router is there until then, and its stages."""
-    with serve(toy_pipeline(tmp_path, interval_s=0.05), "--http", "127.0.0.1:0", "--grace", "100") as server:
-        page = told(server, "page: ").split()[0]
-        (name,) = (one["id"] for one in json.loads("".join(opened(f"{page}/v1/models")))["data"])
-        question = {"model": name, "stream": True, "seed": 1, "messages": [{"role": "user", "content": "Hi"}]}
+    with serving(family, toy_pipeline(tmp_path, interval_s=0.05), "--http", "127.0.0.1:0", "--grace", "100") as server:
+        page = server.report("page: ").split()[0]
+        question = {"model": name_of_only_model(page), "stream": True, "seed": 1, "messages": [{"role": "user", "content": "Hi"}]}
         answer = opened(f"{page}/v1/chat/completions", **question)
         lines = [next(answer)]
         server.terminate()
-        assert told(server, "ending ").startswith("on SIGTERM")
+        assert server.report("ending ").startswith("on SIGTERM")
         lines += answer
         pieces = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
-        assert "".join(piece["choices"][0]["delta"].get("content") or "" for piece in pieces if piece["choices"]) == formulas.text(
-            1, "Hi", formulas.NATURAL_LENGTH
-        )
+        text = "".join(piece["choices"][0]["delta"].get("content") or "" for piece in pieces if piece["choices"])
+        assert text == formulas.text(1, "Hi", formulas.NATURAL_LENGTH)
         assert lines[-2:] == ["data: [DONE]\n", "\n"]
         assert server.wait(LIMIT_S) == 0
-    assert family.pids() == []
 
 
 def test_a_stack_whose_gateway_cannot_start_goes_on_without(family: ProcessFamily, tmp_path: Path) -> None:
     host = ".".join(["127", *(str(secrets.randbelow(254) + 1) for _ in range(3))])
-    with socket.create_server((host, 65535)), serve(toy_pipeline(tmp_path), "--http", f"{host}:65535") as server:
-        assert told(server, "given up ").startswith(f"gateway cannot start: cannot listen on {host}:65535: the port is taken by ")
-        address = told(server, "serving on ").split()[0]
-        with Omni(address=address) as omni:
+    with socket.create_server((host, 65535)), serving(family, toy_pipeline(tmp_path), "--http", f"{host}:65535") as server:
+        assert server.report("given up ").startswith(f"gateway cannot start: cannot listen on {host}:65535: the port is taken by ")
+        with Omni(address=server.address()) as omni:
             assert omni.generate("Hi").text
-        server.terminate()
-        assert server.wait(LIMIT_S) == 0
-    assert family.pids() == []
 
 
 def test_a_detached_one_that_nobody_asks_ends_by_itself(family: ProcessFamily, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,8 +203,8 @@ def test_an_address_where_nobody_can_listen_is_told_before_anything_starts(addre
 
 def test_a_page_that_nobody_serves_is_not_told(free_port: int) -> None:
     """As of a gateway that was given up."""
-    assert open_page(Served("127.0.0.1:1", 1, "toy", "", 5.0)) == ""
-    assert open_page(Served("127.0.0.1:1", 1, "toy", "", 5.0, f"127.0.0.1:{free_port}")) == ""
+    for http in ("", f"127.0.0.1:{free_port}"):
+        assert open_page(Served("127.0.0.1:1", 1, "toy", "", 5.0, http)) == ""
 
 
 def test_it_has_a_port_of_its_own_and_is_reached_on_this_machine() -> None:

@@ -6,9 +6,7 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from helpers.command import omnistage
 from helpers.hanging import ENVIRONMENT
 from helpers.loading import loading_pipeline, reading
 from helpers.processes import ProcessFamily, StartedProcess
+from helpers.serving import serving
 from omnistage.cli.console import Notices
 from omnistage.cli.stack.layout import Layout, PipelineLayout, ServerOptions, StageLayout, by_stage
 from omnistage.cli.stack.pipelines import Choice, layout_of
@@ -40,35 +39,13 @@ def write(folder: Path, name: str, *, length: int = 24, family: str = "toy") -> 
     return str(path)
 
 
-def serve(*words: str, environment: Mapping[str, str] | None = None) -> StartedProcess[str]:
-    command = [sys.executable, "-m", "omnistage.cli", "serve", *words, "--address", "127.0.0.1:0"]
-    return StartedProcess(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})})
-
-
-def told(server: StartedProcess[str], start: str) -> str:
-    """The rest of the next line that begins so."""
-    assert server.stderr is not None
-    for line in server.stderr:
-        if line.startswith(start):
-            return line.removeprefix(start).strip()
-    raise AssertionError(f"it ended without {start!r}")
-
-
-def address_of(server: StartedProcess[str]) -> str:
-    return told(server, "serving on ").split()[0]
-
-
 def test_one_address_answers_and_draws(family: ProcessFamily) -> None:
     """Each in its turn; nobody names a pipeline."""
-    with serve("toy", "toy-picture", "--replicas", "talker=2") as server:
-        with Omni(address=address_of(server)) as omni:
-            assert omni.generate("Hi", seed=1).text == formulas.text(1, "Hi", formulas.NATURAL_LENGTH)
-            assert told(server, "serving ") == "toy-picture"
-            assert len(omni.draw("a kite", seed=1).pictures) == 1
-            assert [(one.name, one.state) for one in omni.pipelines()] == [("toy", "ready"), ("toy-picture", "ready")]
-        server.terminate()
-        assert server.wait(30) == 0
-    assert family.pids() == []
+    with serving(family, "toy", "toy-picture", "--replicas", "talker=2") as server, Omni(address=server.address()) as omni:
+        assert omni.generate("Hi", seed=1).text == formulas.text(1, "Hi", formulas.NATURAL_LENGTH)
+        assert server.report("serving ") == "toy-picture"
+        assert len(omni.draw("a kite", seed=1).pictures) == 1
+        assert [(one.name, one.state) for one in omni.pipelines()] == [("toy", "ready"), ("toy-picture", "ready")]
 
 
 @lengths.long_form(
@@ -77,44 +54,37 @@ def test_one_address_answers_and_draws(family: ProcessFamily) -> None:
 )
 def test_the_first_serves_while_the_next_one_is_loaded(family: ProcessFamily, tmp_path: Path) -> None:
     file, pipe = loading_pipeline(tmp_path)
-    with serve("toy", str(file), environment=ENVIRONMENT) as server:
-        address = address_of(server)
+    with serving(family, "toy", str(file), environment=ENVIRONMENT) as server:
+        address = server.address()
         with reading(pipe), Omni(address=address) as omni:
             assert omni.generate("Hi", outputs=["text"]).text
             assert [(one.name, one.state) for one in omni.pipelines()] == [("toy", "ready"), ("loading", "starting")]
             with pytest.raises(StartingError):
                 omni.generate("Hi", pipeline="loading", timeout_s=0.5)
-        assert told(server, "serving ") == "loading"
-        server.terminate()
-        assert server.wait(30) == 0
-    assert family.pids() == []
+        assert server.report("serving ") == "loading"
 
 
 def test_the_end_takes_a_pipeline_along_that_is_starting(family: ProcessFamily, tmp_path: Path) -> None:
     file, pipe = loading_pipeline(tmp_path)
-    with serve("toy", str(file), environment=ENVIRONMENT) as server:
-        address_of(server)
+    with serving(family, "toy", str(file), environment=ENVIRONMENT) as server:
+        server.address()
         with reading(pipe):
             server.terminate()
             assert server.wait(30) == 0
-    assert family.pids() == []
 
 
 def test_one_that_cannot_start_is_told_and_the_others_go_on(family: ProcessFamily, tmp_path: Path) -> None:
     file, pipe = loading_pipeline(tmp_path)
     pipe.unlink()  # The file that its model is to read is missing.
-    with serve(write(tmp_path, "one"), str(file), write(tmp_path, "two"), environment=ENVIRONMENT) as server:
-        address = address_of(server)
-        failed = told(server, "failed ")
+    with serving(family, write(tmp_path, "one"), str(file), write(tmp_path, "two"), environment=ENVIRONMENT) as server:
+        address = server.address()
+        failed = server.report("failed ")
         assert failed.startswith("loading: loading-thinker ") and failed.endswith("It is started again in 5 s")
-        assert told(server, "serving ") == "two"
+        assert server.report("serving ") == "two"
         with Omni(address=address) as omni:
             assert omni.generate("Hi", pipeline="one").text and omni.generate("Hi", pipeline="two").text
             assert {one.name: one.state for one in omni.pipelines()} == {"one": "ready", "two": "ready", "loading": "starting"}
-        assert told(server, "failed ").endswith("It is started again in 10 s")
-        server.terminate()
-        assert server.wait(30) == 0
-    assert family.pids() == []
+        assert server.report("failed ").endswith("It is started again in 10 s")
 
 
 @lengths.long_form(
@@ -123,28 +93,25 @@ def test_one_that_cannot_start_is_told_and_the_others_go_on(family: ProcessFamil
 )
 def test_one_that_was_given_up_is_started_again(family: ProcessFamily, tmp_path: Path) -> None:
     file, pipe = loading_pipeline(tmp_path)
-    with serve("toy-picture", str(file), environment=ENVIRONMENT) as server:
-        address = address_of(server)
+    with serving(family, "toy-picture", str(file), environment=ENVIRONMENT) as server:
+        address = server.address()
         with reading(pipe):
             pass
-        assert told(server, "serving ") == "loading"
+        assert server.report("serving ") == "loading"
         others = set(family.pids())
         with Omni(address=address) as omni:
             assert omni.generate("Hi", pipeline="loading").text  # So that the router knows its process.
             (pid,) = (replica.pid for replica in omni.replicas() if replica.pipeline == "loading")
             pipe.unlink()
             os.kill(pid, signal.SIGKILL)
-            assert told(server, "given up ").startswith("thinker ")
-            assert told(server, "failed ").endswith("It is started again in 5 s")
+            assert server.report("given up ").startswith("thinker ")
+            assert server.report("failed ").endswith("It is started again in 5 s")
             assert set(family.pids()) == others - {pid}
             os.mkfifo(pipe)
             with reading(pipe):
                 pass
-            assert told(server, "serving ") == "loading"
+            assert server.report("serving ") == "loading"
             assert omni.generate("Hi", pipeline="loading").text
-        server.terminate()
-        assert server.wait(30) == 0
-    assert family.pids() == []
 
 
 @lengths.long_form(
@@ -154,21 +121,18 @@ def test_one_that_was_given_up_is_started_again(family: ProcessFamily, tmp_path:
 )
 def test_equal_stages_of_two_pipelines_are_the_same_processes(family: ProcessFamily, tmp_path: Path) -> None:
     words = (write(tmp_path, "one"), write(tmp_path, "two"), write(tmp_path, "three", length=5))
-    with serve(*words, "--log-dir", str(tmp_path / "logs")) as server:
-        address = address_of(server)
-        assert [told(server, "serving ") for _ in range(2)] == ["two", "three"]
+    with serving(family, *words, "--log-dir", str(tmp_path / "logs")) as server:
+        address = server.address()
+        assert [server.report("serving ") for _ in range(2)] == ["two", "three"]
         with Omni(address=address) as omni:
             one, two, three = (omni.generate("Hi", seed=1, pipeline=name).text for name in ("one", "two", "three"))
             pids = {replica.pipeline: replica.pid for replica in omni.replicas()}
         assert one == two != three
         assert pids["one"] == pids["two"] != pids["three"]
         os.kill(pids["one"], signal.SIGKILL)
-        assert told(server, "lost ").startswith(f"one-thinker (pid {pids['one']}) ")
-        assert told(server, "restarted ").startswith("one-thinker ")
-        server.terminate()
-        assert server.wait(30) == 0
+        assert server.report("lost ").startswith(f"one-thinker (pid {pids['one']}) ")
+        assert server.report("restarted ").startswith("one-thinker ")
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["one-thinker.log", "router.log", "three-thinker.log"]
-    assert family.pids() == []
 
 
 def test_a_setting_is_for_a_stage_of_one_pipeline_or_of_all(tmp_path: Path) -> None:
@@ -184,19 +148,16 @@ def test_a_setting_is_for_a_stage_of_one_pipeline_or_of_all(tmp_path: Path) -> N
 
 def test_what_no_stage_has_and_what_is_there_twice_is_refused(tmp_path: Path) -> None:
     files = [write(tmp_path, "one"), write(tmp_path, "two", length=5)]
-    for stage, said in {
-        "talker": "--device: one has no talker; it has thinker; two has no talker; it has thinker",
-        "one/talker": "--device: one has no talker; it has thinker",
-        "three/thinker": "--device: there is no pipeline three; there are one, two",
-    }.items():
-        with pytest.raises(BadRequestError, match=re.escape(said)):
-            layout_of(Choice(files, devices={stage: "cpu"}))
-    with pytest.raises(BadRequestError, match="PIPELINE: there are two pipelines one: leave one out"):
-        layout_of(Choice([files[0], files[0]]))
-    with pytest.raises(BadRequestError, match=re.escape("/ is for one pipeline of one, two: give one=/")):
-        layout_of(Choice(files, {"": "/"}))
-    with pytest.raises(BadRequestError, match="--checkpoint: there is no pipeline three; there are one, two"):
-        layout_of(Choice(files, {"three": "/"}))
+    for choice, message in (
+        (Choice(files, devices={"talker": "cpu"}), "--device: one has no talker; it has thinker; two has no talker; it has thinker"),
+        (Choice(files, devices={"one/talker": "cpu"}), "--device: one has no talker; it has thinker"),
+        (Choice(files, devices={"three/thinker": "cpu"}), "--device: there is no pipeline three; there are one, two"),
+        (Choice([files[0], files[0]]), "PIPELINE: there are two pipelines one: leave one out"),
+        (Choice(files, {"": "/"}), "/ is for one pipeline of one, two: give one=/"),
+        (Choice(files, {"three": "/"}), "--checkpoint: there is no pipeline three; there are one, two"),
+    ):
+        with pytest.raises(BadRequestError, match=re.escape(message)):
+            layout_of(choice)
     with pytest.raises(StackError, match="the models of toy have no weights"):
         layout_of(Choice(files, {"two": "/"}))
 
@@ -278,7 +239,8 @@ def test_several_pipelines_are_a_setting_like_any_other(tmp_path: Path) -> None:
 
 
 @lengths.long_form(
-    "client/test_begin.py::test_it_is_started_once_for_all_threads_that_ask", unkept="lines that ask for nothing are answered with an error"
+    "client/test_private_stack.py::test_it_is_started_once_for_all_threads_that_ask",
+    unkept="lines that ask for nothing are answered with an error",
 )
 def test_an_owner_asks_for_pipelines_and_hears_of_each(family: ProcessFamily, tmp_path: Path) -> None:
     ready_read, ready_write = os.pipe()
