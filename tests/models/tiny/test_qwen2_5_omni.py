@@ -295,7 +295,7 @@ def test_tokens_are_bytes_that_join_to_the_text(folder: str, request: pytest.Fix
 
 
 @lengths.long_form(
-    "models/qwen2_5_omni/test_parity.py::test_greedy_text_is_that_of_transformers",
+    "models/omni/test_parity.py::test_greedy_text_is_that_of_transformers",
     "models/tiny/test_qwen2_5_omni.py::test_tokens_are_bytes_that_join_to_the_text",
 )
 async def test_our_thinker_answers_as_transformers_does_with_all_tokens(qwen_checkpoint: Path, qwen_reference: OmniReference) -> None:
