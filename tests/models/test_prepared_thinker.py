@@ -1,4 +1,5 @@
-"""The work of the default Thinker before a run: on a thread of its own that is watched, once, and not on the loop."""
+"""The work of the default Thinker before a run: on a thread of its own that is watched, once, and not on the loop, so that no prompt holds
+up anybody else."""
 
 from __future__ import annotations
 
@@ -10,14 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from helpers import lengths
+from helpers.link import opening
 from helpers.models import text_pieces
+from helpers.run import RunStream, params
+from helpers.servers import all_free, local_stage, stage_stub
 from helpers.waiting import until
 from omnistage.engine.request import Constraint
 from omnistage.models.conversation import Turn
 from omnistage.models.interface import TextRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.smol.thinker import PreparedAnswer, SmolThinker, load_thinker
+from omnistage.thinker.stage import ThinkerStage
 
 
 class Hanging(SmolThinker):
@@ -61,13 +65,6 @@ async def test_a_tokenizer_that_hangs_is_seen_by_whoever_watches_the_threads(thi
     assert busy.steps >= steps
 
 
-@lengths.long_form("models/test_prepared_thinker.py::test_a_prompt_that_was_computed_before_is_told")
-async def test_a_request_becomes_tokens_once(thinker: Hanging) -> None:
-    thinker.go.set()
-    assert await text_pieces(thinker, ask("Hello!"))
-    assert thinker.asked == 1
-
-
 async def test_many_that_wait_for_their_tokens_are_counted_as_waiting(thinker: Hanging) -> None:
     asked = [asyncio.create_task(thinker.prepare(ask(f"Hello {n}!"))) for n in range(4)]
     await until(lambda: thinker.load().queued == 3)
@@ -98,3 +95,18 @@ async def test_a_prompt_that_was_computed_before_is_told(thinker: Hanging) -> No
     assert not any(piece.cached_tokens for piece in again[1:])
     whole = len(thinker.prompt(request.turns))
     assert whole > 64 and [piece.prompt_tokens for piece in again] == [whole, *[None] * (len(again) - 1)]
+
+
+async def test_a_huge_prompt_is_refused_and_the_short_ones_beside_it_go_on(thinker: Hanging) -> None:
+    thinker.go.set()
+    async with local_stage(ThinkerStage(thinker)) as stage, stage_stub(stage.address) as stub:
+        callers = []
+        for number, text in enumerate(["Hello!", "\U0001f600" * 1_000_000, "Hi!"]):
+            caller = RunStream(stub)
+            asked = params("thinker", text, max_tokens=3, ignore_eos=True)
+            await caller.send(open=opening("thinker", {"text": 64}, session_id=f"s{number}", model=thinker.info.name, params=asked))
+            callers.append(caller)
+        ends = [(await caller.finish()).ended for caller in callers]
+        assert [ended is not None and ended.reason for ended in ends] == ["", "BAD_REQUEST", ""]
+        assert ends[1] is not None and ends[1].metadata["field"] == "thinker.messages" and "characters" in ends[1].message
+        await all_free([stage.address])

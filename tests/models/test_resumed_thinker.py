@@ -24,8 +24,6 @@ from omnistage.models.smol.thinker import SmolThinker, load_thinker
 
 SMALL_CACHE = 384 << 20
 EMOJI = "Smile \U0001f600\U0001f9d1\u200d\U0001f680 e\u0301 数学 ok?"
-
-
 DTYPES = ("bfloat16", "float32")
 EACH = lengths.one_or_all("thinker", DTYPES, indirect=True)
 
@@ -92,10 +90,9 @@ async def check_cuts(model: SmolThinker, request: TextRequest, most: int = sys.m
         places = sorted({places[0], places[-1], *random.Random(seed).sample(places, most - 2)})
     rests = await asyncio.gather(*(answer(model, replace(request, history=whole.tokens[:cut])) for cut in places))
     for cut, rest in zip(places, rests, strict=True):
-        assert rest.tokens == whole.tokens[cut:], f"cut after {cut} tokens"
         assert said[cut] + rest.text == whole.text, f"cut after {cut} tokens"
-        assert rest.logprobs == (whole.logprobs[cut:] if request.logprobs else ()), f"cut after {cut} tokens"
-        assert rest.finish_reasons == whole.finish_reasons, f"cut after {cut} tokens"
+        logprobs = whole.logprobs[cut:] if request.logprobs else ()
+        assert replace(rest, text=whole.text) == replace(whole, tokens=whole.tokens[cut:], logprobs=logprobs), f"cut after {cut} tokens"
     assert model.load().kv_pages_used == 0
     return whole
 
@@ -127,35 +124,6 @@ async def test_an_answer_goes_on_after_every_token(thinker: SmolThinker, samplin
 
 
 @lengths.long_form(
-    "stage/test_resume_of_each_kind.py::test_the_default_thinker_goes_on_at_any_token",
-    "engine/test_engine.py::test_answers_do_not_depend_on_company_order_or_a_break",
-)
-@EACH
-@lengths.rounds(1, 2)
-async def test_one_that_is_alone_goes_on_too(thinker: SmolThinker, seed: int, rounds: int) -> None:
-    rng = random.Random(seed)
-    request = ask("What is rain?", seed=seed, max_tokens=70, sampling=Sampling(temperature=0.9, top_k=50), ignore_eos=True)
-    whole = await answer(thinker, request)
-    for cut in rng.sample((64, rng.randrange(20, 70)), rounds):
-        rest = await answer(thinker, replace(request, history=whole.tokens[:cut]))
-        assert (rest.tokens, rest.logprobs) == (whole.tokens[cut:], whole.logprobs[cut:]), f"cut after {cut} tokens"
-
-
-@lengths.long_form(
-    "models/test_answer.py::test_an_answer_goes_on_with_the_rows_that_it_would_have_had",
-    "models/test_resumed_thinker.py::test_verbatim_text_goes_on_after_every_token",
-)
-@lengths.rounds(6, 1000)
-async def test_an_answer_cut_in_the_middle_of_a_character_goes_on(thinker: SmolThinker, seed: int, rounds: int) -> None:
-    """The first byte of the longest characters is made certain: each waits for its next byte, and is replaced when none comes."""
-    lead = next(token for token in range(49152) if thinker.tokenizer.piece(token) == b"\xf0")
-    request = ask("Smile!", seed=seed, sampling=Sampling(temperature=1.0, top_k=50, logit_bias={lead: 100.0}))
-    whole = await check_cuts(thinker, request, rounds, seed)
-    said = texts(thinker, request, whole.tokens)
-    assert [len(text) for text in said] == [0, *range(len(whole.tokens))], "each token is the beginning of a character"
-
-
-@lengths.long_form(
     "models/test_answer.py::test_an_answer_goes_on_with_the_rows_that_it_would_have_had",
     "engine/test_detokenizer.py::test_what_may_begin_a_stop_string_is_held_back_and_given_out_when_it_does_not",
 )
@@ -183,7 +151,7 @@ async def test_text_held_back_for_a_stop_string_comes_or_stays_away(thinker: Smo
 async def test_the_end_comes_where_it_would_have_come(thinker: SmolThinker, seed: int, rounds: int) -> None:
     question = "What is the capital of France?"
     free = await check_cuts(thinker, ask(question, max_tokens=40), rounds, seed)
-    assert free.finish_reasons == (FinishReason.STOP,)
+    assert free.finish_reasons == (FinishReason.STOP,) and 2 not in free.tokens
     count = len(free.tokens)
     longer = await check_cuts(thinker, ask(question, max_tokens=count + 12, min_tokens=count + 3), rounds, seed)
     assert len(longer.tokens) >= count + 3

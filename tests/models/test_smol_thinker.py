@@ -6,10 +6,9 @@ import asyncio
 import json
 import random
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jinja2
 import pytest
@@ -18,15 +17,15 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from helpers import lengths
-from helpers.models import said, text_pieces
+from helpers.models import text_pieces
 from omnistage.engine.detokenizer import Detokenizer
-from omnistage.engine.sequence import MAX_UNREAD
 from omnistage.engine.types import FinishReason, Sampling
 from omnistage.models.conversation import Media, Streamed, TextConstraint, Turn
 from omnistage.models.interface import BadRequest, TextPiece, TextRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.smol.thinker import DEFAULT_SYSTEM, SmolThinker, load_thinker, read_decoder
 
+EMOJI = "\U0001f600"
 SMALL_CACHE = 384 << 20
 """A little more than a whole context takes in float32."""
 
@@ -55,10 +54,8 @@ def text_of(pieces: list[TextPiece]) -> str:
 
 def made_of(pieces: list[TextPiece]) -> tuple[object, ...]:
     """All that does not hang on time."""
-    return (
-        text_of(pieces),
-        *(tuple(each for piece in pieces for each in getattr(piece, name)) for name in ("token_ids", "logprobs", "top_logprobs")),
-    )
+    lists = [[each for piece in pieces for each in getattr(piece, name)] for name in ("token_ids", "logprobs", "top_logprobs")]
+    return text_of(pieces), *lists
 
 
 def ids_of(pieces: list[TextPiece]) -> list[int]:
@@ -78,44 +75,17 @@ async def test_transformers_loads_the_folder_and_greedy_tokens_are_equal(directo
         request = ask(text, max_tokens=16, ignore_eos=True)
         prompt = model.prompt(request.turns)
         ids = torch.tensor([prompt])
-        expected = oracle.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=16,
-            do_sample=False,
-            suppress_tokens=[2],
-            eos_token_id=None,
-            pad_token_id=2,
-        )
+        settings = {"max_new_tokens": 16, "do_sample": False, "suppress_tokens": [2], "eos_token_id": None, "pad_token_id": 2}
+        expected = oracle.generate(ids, attention_mask=torch.ones_like(ids), **settings)
         assert ids_of(await text_pieces(model, request)) == expected[0, len(prompt) :].tolist()
     await model.close()
-
-
-@lengths.long_form(
-    "engine/test_engine.py::test_answers_do_not_depend_on_company_order_or_a_break",
-    "models/test_smol_thinker.py::test_transformers_loads_the_folder_and_greedy_tokens_are_equal",
-)
-async def test_answers_are_equal_alone_and_together_and_sensible(thinker: SmolThinker) -> None:
-    requests = [ask(f"What is {thing}?", max_tokens=20, logprobs=True) for thing in ("rain", "snow", "a dog", "the moon")]
-    alone = [await text_pieces(thinker, request) for request in requests]
-    together = await asyncio.gather(*(text_pieces(thinker, request) for request in requests))
-    for one, other in zip(alone, together, strict=True):
-        assert (text_of(one), ids_of(one)) == (text_of(other), ids_of(other))
-        assert [logprob for piece in one for logprob in piece.logprobs] == [logprob for piece in other for logprob in piece.logprobs]
-        assert len(ids_of(one)) == sum(len(piece.logprobs) for piece in one)
-    assert "water" in text_of(alone[0]).lower()
-    assert thinker.load().kv_pages_used == 0
 
 
 def test_the_prompt_is_the_models_own_chat_template(thinker: SmolThinker, directory: Path) -> None:
     settings = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8"))
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    turns = (
-        Turn("system", ("Be brief.",)),
-        Turn("user", ("Hi\n\n", "there 42 ")),
-        Turn("assistant", ("Hello!",)),
-        Turn("user", ("Smile \U0001f600",)),
-    )
+    first = Turn("system", ("Be brief.",)), Turn("user", ("Hi\n\n", "there 42 "))
+    turns = (*first, Turn("assistant", ("Hello!",)), Turn("user", (f"Smile {EMOJI}",)))
     messages = [{"role": turn.role, "content": turn.text} for turn in turns]
     text = jinja2.Template(settings["chat_template"]).render(messages=messages, add_generation_prompt=True)
     assert list(thinker.prompt(turns)) == tokenizer.encode(text, add_special_tokens=False).ids
@@ -138,50 +108,7 @@ async def test_deltas_join_to_the_decoded_ids_for_any_ids(thinker: SmolThinker, 
         assert "".join([*deltas, detokenizer.finish()]) == tokenizer.decode(ids, skip_special_tokens=True)
 
 
-@lengths.long_form(
-    "engine/test_detokenizer.py::test_nothing_from_a_stop_string_on_comes_out_at_any_cut",
-    "models/test_smol_thinker.py::test_an_answer_may_fill_the_context",
-)
-async def test_stop_strings_end_the_text_before_them_at_any_cut(thinker: SmolThinker) -> None:
-    whole = text_of(await text_pieces(thinker, ask("What is water?")))
-    stops = [whole[place : place + 4] for place in range(1, 40, 3)]
-    answers = await asyncio.gather(*(text_pieces(thinker, ask("What is water?", stop=(stop, "never said"))) for stop in stops))
-    for stop, pieces in zip(stops, answers, strict=True):
-        assert text_of(pieces) == whole[: whole.index(stop)]
-        assert [piece.finish_reason for piece in pieces if piece.finish_reason] == [FinishReason.STOP]
-        assert pieces[-1].finish_reason is FinishReason.STOP
-    assert thinker.load().kv_pages_used == 0
-
-
-@lengths.long_form("engine/test_engine.py::test_end_tokens_min_items_and_ignore_end")
-async def test_max_tokens_min_tokens_and_ignore_eos(thinker: SmolThinker) -> None:
-    question = "What is the capital of France?"
-    free = await text_pieces(thinker, ask(question, max_tokens=120))
-    assert free[-1].finish_reason is FinishReason.STOP
-    assert 2 not in ids_of(free)
-    count = len(ids_of(free))
-    cut = await text_pieces(thinker, ask(question, max_tokens=3))
-    assert (ids_of(cut), cut[-1].finish_reason) == (ids_of(free)[:3], FinishReason.LENGTH)
-    longer = await text_pieces(thinker, ask(question, max_tokens=120, min_tokens=count + 4))
-    assert len(ids_of(longer)) >= count + 4
-    endless = await text_pieces(thinker, ask(question, max_tokens=count + 9, ignore_eos=True))
-    assert (len(ids_of(endless)), endless[-1].finish_reason) == (count + 9, FinishReason.LENGTH)
-
-
-@lengths.long_form(
-    "stage/test_resume_of_each_kind.py::test_the_default_thinker_goes_on_at_any_token",
-    "engine/test_sampler.py::test_noise_depends_on_seed_step_and_token_and_is_uniform",
-)
-async def test_a_seed_gives_one_answer_and_another_seed_another(thinker: SmolThinker) -> None:
-    sampling = Sampling(temperature=1.0, top_p=0.95)
-    answers = [
-        text_of(await text_pieces(thinker, ask("Name an animal and a city.", seed=seed, max_tokens=12, sampling=sampling)))
-        for seed in (1, 1, 2)
-    ]
-    assert answers[0] == answers[1] != answers[2]
-
-
-@pytest.mark.parametrize("text", ["Say this.", "  two  spaces\n\n", "\U0001f600" * 40, "<|im_end|> is text", "e\u0301 ñ 数", "x" * 20_000])
+@pytest.mark.parametrize("text", ["Say this.", "  two  spaces\n\n", EMOJI * 40, "<|im_end|> is text", "e\u0301 ñ 数", "x" * 20_000])
 async def test_verbatim_text_comes_out_exactly_and_in_pieces(thinker: SmolThinker, text: str) -> None:
     pieces = await text_pieces(thinker, TextRequest((), 0, verbatim=text))
     assert text_of(pieces) == text
@@ -189,36 +116,24 @@ async def test_verbatim_text_comes_out_exactly_and_in_pieces(thinker: SmolThinke
     assert all(len(piece.token_ids) <= 8 for piece in pieces)
 
 
-@lengths.long_form(
-    "engine/test_engine.py::test_a_reader_that_stops_is_parked_at_the_bound_and_others_go_on",
-    "engine/test_engine.py::test_a_parked_answer_can_be_cancelled",
-)
-async def test_a_reader_that_stops_bounds_the_work_and_closing_frees_all(thinker: SmolThinker) -> None:
-    pieces = said(thinker, ask("Tell me a long story.", max_tokens=200, ignore_eos=True))
-    first = cast(TextPiece, await anext(pieces))
-    await text_pieces(thinker, ask("Tell me another.", max_tokens=MAX_UNREAD + 20, ignore_eos=True))
-    second = cast(TextPiece, await anext(pieces))
-    assert len(first.token_ids) + len(second.token_ids) <= MAX_UNREAD + len(first.token_ids)
-    assert thinker.load().kv_pages_used > 0
-    await pieces.aclose()
-    assert thinker.load().kv_pages_used == 0
-
-
 @pytest.mark.parametrize(
-    ("request_", "field"),
+    ("request_", "told"),
     [
-        (ask("far too long " * 4000), "thinker.messages"),
-        (ask("x" * (8 * 8192 + 1)), "thinker.messages"),
-        (TextRequest((Turn("user", ("x", Media("image/png", b"x"))),), 0), "thinker.messages.parts.media"),
-        (TextRequest((Turn("user", ("x", Streamed("microphone"))),), 0), "thinker.messages.parts.port"),
-        (ask("x", constraint=TextConstraint("regex", "(")), "thinker.constraint.regex"),
-        (ask("x", sampling=Sampling(logit_bias={49152: 1.0})), "thinker.sampling.logit_bias"),
+        (ask("far too long " * 4000), r"thinker\.messages: .*has \d+ tokens"),
+        (ask(EMOJI * 60_000), r"thinker\.messages: .*has \d+ tokens"),
+        (ask("x" * (8 * 8192 + 1)), r"thinker\.messages: .*65537 characters"),
+        (ask(EMOJI * 1_000_000), r"thinker\.messages: .*1000000 characters"),
+        (TextRequest((), 0, verbatim=EMOJI * 1_000_000), r"thinker\.verbatim: .*1000000 characters"),
+        (TextRequest((Turn("user", ("x", Media("image/png", b"x"))),), 0), r"thinker\.messages\.parts\.media: "),
+        (TextRequest((Turn("user", ("x", Streamed("microphone"))),), 0), r"thinker\.messages\.parts\.port: "),
+        (ask("x", constraint=TextConstraint("regex", "(")), r"thinker\.constraint\.regex: "),
+        (ask("x", sampling=Sampling(logit_bias={49152: 1.0})), r"thinker\.sampling\.logit_bias: "),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_what_it_cannot_do_is_refused_by_field(thinker: SmolThinker, request_: TextRequest, field: str) -> None:
-    with pytest.raises(BadRequest) as refusal:
+async def test_what_it_cannot_do_is_refused_by_field(thinker: SmolThinker, request_: TextRequest, told: str) -> None:
+    with pytest.raises(BadRequest, match=f"^{told}"):
         await thinker.prepare(request_)
-    assert refusal.value.field == field
 
 
 @lengths.long_form(
@@ -259,23 +174,6 @@ async def test_kept_answers_stand_beside_free_ones_and_change_nothing_of_them(th
 async def test_an_answer_may_fill_the_context(thinker: SmolThinker) -> None:
     pieces = await text_pieces(thinker, ask("", max_tokens=32_768, stop=("e",)))
     assert pieces[-1].finish_reason is FinishReason.STOP
-
-
-@lengths.drawn_cells(
-    1, ("drop", "add", "message"), [("model.norm.weight", "", "no weight"), ("", "model.layers.0.extra.weight", "does not")]
-)
-def test_a_checkpoint_with_missing_or_unknown_weights_is_refused(
-    directory: Path, tmp_path: Path, drop: str, add: str, message: str
-) -> None:
-    for name in ("config.json", "tokenizer.json"):
-        shutil.copy(directory / name, tmp_path)
-    weights = load_file(directory / "model.safetensors")
-    weights.pop(drop, None)
-    if add:
-        weights[add] = torch.zeros(1)
-    save_file(weights, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=message):
-        load_thinker(tmp_path)
 
 
 @lengths.long_form(

@@ -132,7 +132,7 @@ async def test_say_speaks_exactly_this_text(address: str) -> None:
 
 @lengths.long_form(
     "router/test_front.py::test_odd_texts_get_an_answer",
-    "models/test_long_prompts.py::test_a_huge_prompt_is_refused_and_the_short_ones_beside_it_go_on",
+    "models/test_prepared_thinker.py::test_a_huge_prompt_is_refused_and_the_short_ones_beside_it_go_on",
     "models/test_talker.py::test_nothing_to_say_ends_properly",
 )
 @pytest.mark.parametrize(
