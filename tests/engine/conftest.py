@@ -1,11 +1,14 @@
-"""Both dtypes, of which the short form draws one, on one thread."""
+"""Both dtypes, of which the short form draws one, on one thread, and the end of every engine."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 from helpers import lengths
+from helpers.engines import close_all
 
 torch.set_num_threads(1)
 
@@ -14,3 +17,9 @@ torch.set_num_threads(1)
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     value: torch.dtype = request.param
     return value
+
+
+@pytest.fixture(autouse=True)
+def engines_end() -> Iterator[None]:
+    yield
+    close_all()

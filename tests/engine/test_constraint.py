@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.engines import ask as ask_any
+from helpers.engines import drawn, make_engine
 from helpers.sequences import items, read
 from helpers.tiny import NAN_TOKEN, TAPPED, TINY, tiny_decoder, tiny_weights
 from omnistage.engine.decoder import EMBEDDING, PackedDecoder
 from omnistage.engine.engine import Engine
-from omnistage.engine.head import TokenHead
-from omnistage.engine.request import DeadEnd, Prompt, SequenceEvent, SequenceFailed, SequenceRequest
-from omnistage.engine.scheduler import SchedulerLimits
+from omnistage.engine.request import DeadEnd, SequenceEvent, SequenceFailed, SequenceRequest
 from omnistage.engine.types import FinishReason, Sampling
 
 END = 3
@@ -48,12 +48,10 @@ class ConstrainedAnswer:
         return {END if sentence == so_far else sentence[len(so_far)] for sentence in ways}
 
     @property
-    def complete(self) -> bool:
-        return self.must_end
-
-    @property
     def must_end(self) -> bool:
         return self.next() == {END}
+
+    complete = must_end
 
     def allowed(self) -> torch.Tensor:
         bits = np.zeros(-(-TINY.vocab_size // 32) * 32, bool)
@@ -65,21 +63,15 @@ class ConstrainedAnswer:
 
 
 def engine(pages: int = 200, *, nan: bool = False, **limits: int) -> Engine:
-    decoder = tiny_decoder(nan=nan)
-    return Engine(decoder, TokenHead(decoder.logits), pages=pages, limits=SchedulerLimits(**limits), poison=True)
+    return make_engine(tiny_decoder(nan=nan), pages, **limits)
 
 
 def ask(prompt: tuple[int, ...] = (1, 2, 3), **changes: object) -> SequenceRequest:
-    settings: dict[str, object] = {"seed": 7, "max_items": 60, "end_ids": frozenset({END}), "logprobs": True, **changes}
-    return SequenceRequest(Prompt.of_tokens(prompt), **settings)  # type: ignore[arg-type]
+    return ask_any(prompt, **{"max_items": 60, "end_ids": frozenset({END}), "logprobs": True, **changes})
 
 
 def ids(events: list[SequenceEvent]) -> tuple[int, ...]:
     return tuple(item[0] for item in items(events))
-
-
-def drawn(events: list[SequenceEvent]) -> list[object]:
-    return [(event.item, event.logprob, event.finish_reason) for event in events]
 
 
 def any_sentences(rng: random.Random) -> tuple[tuple[int, ...], ...]:
@@ -139,8 +131,6 @@ async def test_only_what_is_allowed_is_said_and_free_answers_beside_it_are_the_s
         longer = [sentence for sentence in request.constraint.sentences if sentence[: len(ids(events))] == ids(events)]
         if len(longer) > 1:  # The answer chose to end, and may have done so only at a place where it might.
             assert not request.ignore_end and len(ids(events)) >= request.min_items
-    await alone.close()
-    await together.close()
 
 
 async def test_it_goes_on_after_every_token_and_without_its_pages(seed: int) -> None:
@@ -159,15 +149,13 @@ async def test_it_goes_on_after_every_token_and_without_its_pages(seed: int) -> 
             assert drawn(rest) == drawn(events)[cut:], f"cut after {cut} tokens"
         else:
             assert (ids(rest), rest[-1].finish_reason) == ((), FinishReason.STOP)
-    await roomy.close()
-    await small.close()
 
 
 @pytest.mark.parametrize("wants_taps", [False, True])
 async def test_a_whole_answer_has_stopped_also_with_its_last_token_and_all_its_rows(wants_taps: bool) -> None:
     """The rows of the last token come if somebody wants them; otherwise no step is taken for them."""
     decoder = PackedDecoder(TINY, tiny_weights(torch.float32), TAPPED)
-    running = Engine(decoder, TokenHead(decoder.logits), pages=50, kept_pages=0)
+    running = make_engine(decoder, 50, kept_pages=0)
     said = (9, 8, 7)
     asked = ask(constraint=Sentences((said,)), taps_from=0 if wants_taps else None, ignore_end=True, min_items=5)
     events = await read(running.submit(asked))
@@ -179,7 +167,6 @@ async def test_a_whole_answer_has_stopped_also_with_its_last_token_and_all_its_r
     assert (ids(shortest), shortest[-1].finish_reason) == (said, FinishReason.STOP)
     cut = await read(running.submit(replace(asked, max_items=2)))
     assert (ids(cut), cut[-1].finish_reason) == (said[:2], FinishReason.LENGTH)
-    await running.close()
 
 
 async def test_a_constraint_that_leads_nowhere_ends_its_answer_and_no_other(seed: int) -> None:
@@ -195,7 +182,6 @@ async def test_a_constraint_that_leads_nowhere_ends_its_answer_and_no_other(seed
     assert isinstance(broken, SequenceFailed) and not isinstance(broken, DeadEnd), "numbers that are none are told as such"
     assert isinstance(whole, list) and ids(whole) == (9, 8)
     assert isinstance(other, list) and len(other) == 30
-    await running.close()
 
 
 async def test_a_constraint_of_another_vocabulary_is_refused() -> None:
@@ -212,8 +198,7 @@ async def test_a_constraint_is_for_the_tokens_that_can_be_drawn() -> None:
         return torch.cat((found, torch.zeros(40, TINY.hidden_size))) if name == EMBEDDING and found is not None else found
 
     decoder = PackedDecoder(replace(TINY, vocab_size=TINY.vocab_size + 40), longer)
-    running = Engine(decoder, TokenHead(decoder.logits), pages=20)
+    running = make_engine(decoder, 20)
     assert ids(await read(running.submit(ask(constraint=Sentences(((9, 8, 7),)))))) == (9, 8, 7)
     with pytest.raises(ValueError, match="540"):
         running.check(ask(constraint=Sentences((), vocabulary=TINY.vocab_size + 40)))
-    await running.close()

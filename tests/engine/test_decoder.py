@@ -20,13 +20,12 @@ from transformers import (
 )
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import apply_rotary_pos_emb
 
+from helpers.engines import make_engine
 from helpers.sequences import items, read
 from omnistage.engine.decoder import DecoderParts, Enter, PackedDecoder
 from omnistage.engine.engine import Engine
-from omnistage.engine.head import TokenHead
 from omnistage.engine.parts import DecoderConfig, Materials, contiguous_axes, head_rms_norm, rotary
 from omnistage.engine.request import Given, Prompt, SequenceRequest
-from omnistage.engine.scheduler import SchedulerLimits
 
 Thinker = Qwen2_5OmniThinkerForConditionalGeneration
 Talker = Qwen2_5OmniTalkerForConditionalGeneration
@@ -98,11 +97,10 @@ async def test_greedy_tokens_are_those_of_transformers(seed: int) -> None:
     rng = random.Random(seed)
     oracle = thinker()
     decoder = PackedDecoder(SIZES, weights_of(oracle).get)
-    engine = Engine(decoder, TokenHead(decoder.logits), pages=60, limits=SchedulerLimits(max_rows=64), poison=True)
+    engine = make_engine(decoder, 60, max_rows=64)
     for length in (1, 2, 31, 32, 33, 64, 150):
         prompt = [rng.randrange(280) for _ in range(length)]
         assert await answer(engine, prompt, 40) == generated(oracle, prompt, 40)
-    await engine.close()
 
 
 def qwen3() -> Qwen3ForCausalLM:
@@ -137,11 +135,10 @@ async def test_greedy_tokens_of_qwen3_are_those_of_transformers(seed: int) -> No
     weights = oracle.model.state_dict() | {"lm_head.weight": oracle.lm_head.weight.detach()}
     decoder = PackedDecoder(sizes, weights.get, DecoderParts(head_norm=head_rms_norm))
     assert decoder.spec.head_size == 48 != SIZES.hidden_size // SIZES.query_heads
-    engine = Engine(decoder, TokenHead(decoder.logits), pages=60, limits=SchedulerLimits(max_rows=64), poison=True)
+    engine = make_engine(decoder, 60, max_rows=64)
     for length in (1, 33, 100):
         prompt = [rng.randrange(300) for _ in range(length)]
         assert await answer(engine, prompt, 40) == generated(oracle, prompt, 40)
-    await engine.close()
 
 
 NOTHING = 300
@@ -185,7 +182,7 @@ async def test_codes_of_a_talker_are_those_of_transformers(seed: int) -> None:
         return lambda rows, embedded: project(embedded if rows.given is None else embedded + rows.given)
 
     decoder = PackedDecoder(replace(SIZES, vocab_size=301, embedding_width=80, given_width=80), weights.get, DecoderParts(entry=entry))
-    engine = Engine(decoder, TokenHead(decoder.logits), pages=60, limits=SchedulerLimits(max_rows=64), poison=True)
+    engine = make_engine(decoder, 60, max_rows=64)
     generator = torch.Generator().manual_seed(seed)
     for length in (2, 33, 70):
         prompt, reply = torch.randn(length, 80, generator=generator), torch.randn(20, 80, generator=generator)
@@ -199,7 +196,6 @@ async def test_codes_of_a_talker_are_those_of_transformers(seed: int) -> None:
         with torch.no_grad():
             hidden = oracle.model(inputs_embeds=oracle.thinker_to_talker_proj(x)[None]).last_hidden_state[0, length - 1 :]
             assert made == oracle.codec_head(hidden).argmax(-1).tolist()
-    await engine.close()
 
 
 def test_components_of_a_head_turn_by_their_axis_as_in_transformers(seed: int) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from helpers import lengths
+from helpers.engines import ask, close_later, drawn, make_engine
 from helpers.sequences import items, read
 from helpers.tiny import NAN_TOKEN, TINY, tiny_decoder, tiny_weights
 from omnistage.engine.adapter import Attention, DecoderSpec, Hidden, StepRows
@@ -25,30 +26,17 @@ from omnistage.engine.memory import pages_for
 from omnistage.engine.request import EngineClosed, EngineFull, Given, Prompt, SequenceEvent, SequenceFailed, SequenceRequest
 from omnistage.engine.scheduler import SchedulerLimits
 from omnistage.engine.sequence import MAX_UNREAD
-from omnistage.engine.types import FinishReason, Item, Sampling, Unfit
+from omnistage.engine.types import FinishReason, Sampling, Unfit
 
 BUDGETS = ("1", "41", "512")
 
 
-def on(decoder: PackedDecoder, pages: int = 200, **limits: int) -> Engine:
-    return Engine(decoder, TokenHead(decoder.logits), pages=pages, limits=SchedulerLimits(**limits), poison=True)
-
-
-def engine(pages: int = 200, dtype: torch.dtype = torch.float32, **limits: int) -> Engine:
-    return on(tiny_decoder(dtype), pages, **limits)
-
-
-def ask(prompt: tuple[int, ...] = (1, 2, 3), **changes: object) -> SequenceRequest:
-    settings: dict[str, object] = {"seed": 7, "max_items": 20, **changes}
-    return SequenceRequest(Prompt.of_tokens(prompt), **settings)  # type: ignore[arg-type]
+def engine(pages: int = 200, dtype: torch.dtype = torch.float32, *, kept_pages: int | None = None, **limits: int) -> Engine:
+    return make_engine(tiny_decoder(dtype), pages, kept_pages=kept_pages, **limits)
 
 
 def ids(events: list[SequenceEvent]) -> list[int]:
     return [item[0] for item in items(events)]
-
-
-def drawn(events: list[SequenceEvent]) -> list[tuple[Item | None, float | None]]:
-    return [(event.item, event.logprob) for event in events]
 
 
 def assert_empty(running: Engine) -> None:
@@ -57,25 +45,19 @@ def assert_empty(running: Engine) -> None:
 
 
 def random_requests(rng: random.Random, count: int, prompt: int = 120, answer: int = 60) -> list[SequenceRequest]:
-    requests = []
-    for _ in range(count):
+    def any_request() -> SequenceRequest:
         sampling = Sampling(temperature=rng.choice([0.0, 0.8]), top_k=rng.choice([0, 20]), top_p=0.9, repetition_penalty=1.1)
         ids = tuple(rng.randrange(TINY.vocab_size) for _ in range(rng.randrange(1, prompt)))
-        client = rng.choice(["", "a", "b"])
-        requests.append(
-            ask(ids, seed=rng.getrandbits(64), max_items=rng.randrange(2, answer), sampling=sampling, logprobs=True, client=client)
-        )
-    return requests
+        length, client = rng.randrange(2, answer), rng.choice(["", "a", "b"])
+        return ask(ids, seed=rng.getrandbits(64), max_items=length, sampling=sampling, logprobs=True, client=client)
+
+    return [any_request() for _ in range(count)]
 
 
 async def alone(requests: list[SequenceRequest], dtype: torch.dtype = torch.float32) -> list[list[SequenceEvent]]:
     """The answer to each request by an engine that runs one request at a time and keeps nothing."""
-    single = Engine(
-        tiny_decoder(dtype), TokenHead(tiny_decoder(dtype).logits), pages=200, limits=SchedulerLimits(max_sequences=1), kept_pages=0
-    )
-    answers = [await read(single.submit(request)) for request in requests]
-    await single.close()
-    return answers
+    single = engine(dtype=dtype, kept_pages=0, max_sequences=1)
+    return [await read(single.submit(request)) for request in requests]
 
 
 @lengths.rounds(5, 24)
@@ -92,7 +74,6 @@ async def test_answers_do_not_depend_on_company_order_or_a_break(dtype: torch.dt
         again = await read(together.submit(replace(request, history=tuple(items(events)[:cut]))))
         assert drawn(again) == drawn(events)[cut:]
     assert_empty(together)
-    await together.close()
 
 
 @lengths.long_form(
@@ -107,11 +88,10 @@ async def test_answers_that_lost_their_pages_again_and_again_are_those_of_an_emp
     requests = random_requests(rng, rounds, prompt=100, answer=120)
     expected = await alone(requests, dtype)
     small = engine(pages=8, dtype=dtype, max_sequences=24)
-    for answer, events in zip(expected, await asyncio.gather(*(read(small.submit(request)) for request in requests)), strict=True):
-        assert drawn(events) == drawn(answer)
+    answers = await asyncio.gather(*(read(small.submit(request)) for request in requests))
+    assert list(map(drawn, answers)) == list(map(drawn, expected))
     assert small.stats().preemptions > 1
     assert_empty(small)
-    await small.close()
 
 
 @lengths.one_or_all("budget", BUDGETS)
@@ -120,14 +100,14 @@ async def test_the_budget_of_a_step_changes_no_bit(budget: str, dtype: torch.dty
     requests = random_requests(random.Random(seed), 7, prompt=300, answer=12)
     expected = await alone(requests, dtype)
     decoder = tiny_decoder(dtype)
-    running = Engine(decoder, TokenHead(decoder.logits), pages=200, limits=SchedulerLimits(max_rows=max_rows), step_s=None, poison=True)
-    for answer, events in zip(expected, await asyncio.gather(*(read(running.submit(request)) for request in requests)), strict=True):
-        assert drawn(events) == drawn(answer)
-    await running.close()
+    limits = SchedulerLimits(max_rows=max_rows)
+    running = close_later(Engine(decoder, TokenHead(decoder.logits), pages=200, limits=limits, step_s=None, poison=True))
+    answers = await asyncio.gather(*(read(running.submit(request)) for request in requests))
+    assert list(map(drawn, answers)) == list(map(drawn, expected))
 
 
 async def test_a_history_costs_a_prefill_and_not_a_repetition(dtype: torch.dtype) -> None:
-    running = Engine(tiny_decoder(dtype), TokenHead(tiny_decoder(dtype).logits), pages=200, kept_pages=0)
+    running = engine(dtype=dtype, kept_pages=0)
     events = await read(running.submit(ask(max_items=201)))
     before = running.stats()
     rest = await read(running.submit(ask(max_items=201, history=tuple(items(events)[:200]))))
@@ -137,7 +117,6 @@ async def test_a_history_costs_a_prefill_and_not_a_repetition(dtype: torch.dtype
     assert after.steps - before.steps == after.stepped - before.stepped <= pages_for(203)
     assert after.items - before.items == 1
     assert_empty(running)
-    await running.close()
 
 
 @lengths.rounds(300, 10_000)
@@ -165,28 +144,22 @@ async def test_thousands_of_cancels_free_every_page_and_none_reads_a_freed_one(s
             await one()
 
     await asyncio.gather(*(worker() for _ in range(24)))
-    assert cancelled >= rounds
-    assert finished > 0
+    assert cancelled >= rounds and finished > 0
     assert_empty(running)
-    await running.close()
 
 
 async def test_a_reader_that_stops_is_parked_at_the_bound_and_others_go_on() -> None:
     running = engine()
     idle = running.submit(ask(max_items=200))
-    events = await read(running.submit(ask((9, 8), max_items=300)))
-    assert len(events) == 300
+    assert len(await read(running.submit(ask((9, 8), max_items=300)))) == 300
     await read(running.submit(ask((4,), max_items=MAX_UNREAD + 1)))
     assert running.stats().parked == 1
     held = await idle.take()
     assert len(held) == MAX_UNREAD
     rest = [*held, *await read(idle)]
     assert rest[-1].finish_reason is FinishReason.LENGTH
-    alone = engine()
-    assert ids(rest) == ids(await read(alone.submit(ask(max_items=200))))
+    assert ids(rest) == ids(await read(engine().submit(ask(max_items=200))))
     assert_empty(running)
-    await running.close()
-    await alone.close()
 
 
 async def test_a_parked_answer_can_be_cancelled() -> None:
@@ -195,7 +168,6 @@ async def test_a_parked_answer_can_be_cancelled() -> None:
     await read(running.submit(ask((9, 8), max_items=100)))
     await idle.aclose()
     assert_empty(running)
-    await running.close()
 
 
 async def test_the_queue_is_bounded() -> None:
@@ -211,7 +183,6 @@ async def test_the_queue_is_bounded() -> None:
     for stream in waiting:
         assert len(await read(stream)) == 20
     assert_empty(running)
-    await running.close()
 
 
 async def test_a_request_that_can_never_run_is_refused() -> None:
@@ -237,7 +208,6 @@ async def test_a_request_that_can_never_run_is_refused() -> None:
         ask(())
     with pytest.raises(Unfit, match="history: the answer ended before or with these 2 items"):
         ask(max_items=2, history=((1,), (2,)))
-    await running.close()
 
 
 async def test_an_item_without_logits_is_for_rows_that_are_not_drawn() -> None:
@@ -248,7 +218,7 @@ async def test_an_item_without_logits_is_for_rows_that_are_not_drawn() -> None:
         found = weight(name)
         return torch.cat((found, torch.zeros(1, TINY.hidden_size))) if name == EMBEDDING and found is not None else found
 
-    running = on(PackedDecoder(replace(TINY, vocab_size=nothing + 1), longer))
+    running = make_engine(PackedDecoder(replace(TINY, vocab_size=nothing + 1), longer))
     penalised = Sampling(repetition_penalty=1.5, logit_bias={nothing - 1: 1.0})
     for request, field in (
         (ask(history=((nothing,),)), "history"),
@@ -266,11 +236,10 @@ async def test_an_item_without_logits_is_for_rows_that_are_not_drawn() -> None:
     given = replace(ask(sampling=penalised), prompt=Prompt(np.array([[1], [nothing]]), known))
     for request in (ask((1, nothing), seen=frozenset({nothing - 1}), sampling=penalised), given):
         assert len(await read(running.submit(request))) == 20
-    await running.close()
 
 
 async def test_logits_that_are_not_finite_fail_their_sequence_only() -> None:
-    running = on(tiny_decoder(nan=True))
+    running = make_engine(tiny_decoder(nan=True))
     good, bad = running.submit(ask(max_items=100)), running.submit(ask((1, NAN_TOKEN)))
     with pytest.raises(SequenceFailed, match="finite"):
         await bad.take()
@@ -286,7 +255,6 @@ async def test_logits_that_are_not_finite_fail_their_sequence_only() -> None:
     await bad.aclose()
     assert len(await read(good)) == 100
     assert_empty(running)
-    await running.close()
 
 
 class Brittle(PackedDecoder):
@@ -299,7 +267,7 @@ class Brittle(PackedDecoder):
 
 
 async def test_a_step_that_raises_fails_only_the_sequence_that_caused_it() -> None:
-    running = on(Brittle(TINY, tiny_weights(torch.float32)), 100)
+    running = make_engine(Brittle(TINY, tiny_weights(torch.float32)), 100)
     steady = [running.submit(ask((index,), max_items=60, sampling=Sampling(logit_bias={13: -1e6}))) for index in range(3)]
     for stream in steady:
         await stream.take()
@@ -319,8 +287,6 @@ async def test_a_step_that_raises_fails_only_the_sequence_that_caused_it() -> No
         rest = await read(stream)
         assert ids(lonely)[-len(rest) :] == ids(rest)
     assert_empty(running)
-    await running.close()
-    await expected.close()
 
 
 class BrokenDecoder(PackedDecoder):
@@ -335,7 +301,7 @@ class BrokenDecoder(PackedDecoder):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 async def test_nobody_waits_for_ever_if_the_thread_ends() -> None:
-    running = on(BrokenDecoder(TINY, tiny_weights(torch.float32)), 100)
+    running = make_engine(BrokenDecoder(TINY, tiny_weights(torch.float32)), 100)
     streams = [running.submit(ask()) for _ in range(3)]
     BrokenDecoder.everyone_asked.set()
     for stream in streams:
@@ -344,7 +310,6 @@ async def test_nobody_waits_for_ever_if_the_thread_ends() -> None:
         await stream.aclose()
     with pytest.raises(EngineClosed):
         running.submit(ask())
-    await running.close()
 
 
 @lengths.long_form(unkept="An interpreter that ends in the middle of a step ends with its own status and does not crash.")
@@ -379,13 +344,8 @@ for end in sys.argv[1:]:  # What takes long is to import torch: all interpreters
 """
     codes = {"return": 0, "raise": 1, "exit": 3}
     ends = [end for end in codes for _ in range(rounds)]
-    ended = subprocess.run(
-        [sys.executable, "-c", script, *ends],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run([sys.executable, "-c", script, *ends], capture_output=True, text=True, timeout=100, env=environment)
     assert (ended.returncode, ended.stdout.split()) == (0, [str(codes[end]) for end in ends]), ended.stderr
     assert "terminate" not in ended.stderr
 
@@ -412,27 +372,21 @@ async def test_end_tokens_min_items_and_ignore_end() -> None:
     assert ids(stopped) == free[:first]
     assert (stopped[-1].item, stopped[-1].logprob, stopped[-1].finish_reason) == (None, None, FinishReason.STOP)
     longer = await read(running.submit(ask(max_items=40, end_ids=end, min_items=15)))
-    assert len(ids(longer)) >= 15
-    assert not end & set(ids(longer)[:15])
+    assert len(ids(longer)) >= 15 and not end & set(ids(longer)[:15])
     endless = await read(running.submit(ask(max_items=40, end_ids=end, ignore_end=True)))
-    assert len(ids(endless)) == 40
-    assert not end & set(ids(endless))
+    assert len(ids(endless)) == 40 and not end & set(ids(endless))
     assert endless[-1].finish_reason is FinishReason.LENGTH
-    await running.close()
 
 
 async def test_the_log_probability_is_that_of_the_models_own_logits() -> None:
     running = engine()
-    request = ask(sampling=Sampling(temperature=0.7, top_k=5, repetition_penalty=1.3), logprobs=True)
-    events = await read(running.submit(request))
+    events = await read(running.submit(ask(sampling=Sampling(temperature=0.7, top_k=5, repetition_penalty=1.3), logprobs=True)))
     decoder = tiny_decoder()
     tokens = [1, 2, 3, *ids(events)]
     rows = StepRows(torch.tensor(tokens)[:, None], torch.arange(len(tokens))[None])
     logits = decoder.logits(decoder.hidden(rows, Textbook(decoder.spec)).last).log_softmax(-1)
-    for index, event in enumerate(events):
-        expected = logits[2 + index, ids([event])[0]].item()
-        assert event.logprob == pytest.approx(expected, abs=1e-3)
-    await running.close()
+    expected = [logits[2 + index, ids([event])[0]].item() for index, event in enumerate(events)]
+    assert [event.logprob for event in events] == pytest.approx(expected, abs=1e-3)
 
 
 class Textbook:
@@ -453,42 +407,29 @@ class Textbook:
 async def test_an_event_loop_that_is_gone_frees_its_sequences() -> None:
     running = engine()
 
-    def elsewhere() -> None:
-        async def leave_early() -> None:
-            await running.submit(ask(max_items=900)).take()
+    async def leave_early() -> None:
+        await running.submit(ask(max_items=900)).take()
 
-        asyncio.run(leave_early())
-
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    await asyncio.to_thread(thread.join)
+    await asyncio.to_thread(asyncio.run, leave_early())
     assert len(await read(running.submit(ask(max_items=60)))) == 60
     assert running.stats().pages_used == 0
-    await running.close()
 
 
 async def test_the_first_event_says_how_long_the_request_waited() -> None:
     running = engine(max_sequences=1)
     first, second = running.submit(ask(max_items=60)), running.submit(ask())
-    events = await read(first)
-    later = await read(second)
+    events, later = await read(first), await read(second)
     assert 0 < events[0].queued_s < later[0].queued_s
     assert all(event.queued_s == 0 for event in (*events[1:], *later[1:]))
-    await running.close()
 
 
 async def test_prompts_that_begin_alike_share_pages() -> None:
     running = engine()
     beginning = tuple(range(64))
     await read(running.submit(ask((*beginning, 70))))
-    kept = running.stats().pages_kept
-    assert kept == pages_for(64)
+    assert running.stats().pages_kept == pages_for(64)
     stream = running.submit(ask((*beginning, 80, 81), max_items=20))
     await stream.take()
     assert running.stats().pages_kept == 0
     shared = ids(await read(stream))
-    fresh = engine()
-    alone = ids(await read(fresh.submit(ask((*beginning, 80, 81), max_items=20))))
-    assert alone[-len(shared) :] == shared
-    await running.close()
-    await fresh.close()
+    assert ids(await read(engine().submit(ask((*beginning, 80, 81), max_items=20))))[-len(shared) :] == shared

@@ -100,7 +100,6 @@ async def test_whatever_comes_when_the_answer_is_the_same(pages: int, seed: int)
         assert items(await read(stream)) == answer(prompt, number, 9)[0]
     assert running.stats().pages_used == running.stats().waiting == 0
     assert (running.stats().preemptions > 0) is (pages == 20)
-    await running.close()
 
 
 async def test_rows_are_computed_as_their_vectors_come_and_hold_no_one_up(seed: int) -> None:
@@ -116,7 +115,6 @@ async def test_rows_are_computed_as_their_vectors_come_and_hold_no_one_up(seed: 
     give(stream, prompt, 104, 150)
     assert items(await read(stream)) == answer(prompt, 1, 9)[0]
     assert running.stats().rows == before + 150 + 8
-    await running.close()
 
 
 @pytest.mark.parametrize("taps_from", [None, 40])
@@ -144,7 +142,6 @@ async def test_pages_that_are_there_already_are_found_as_the_vectors_come(taps_f
     assert await computed(prompt) == await computed(prompt, 32, 128) == await computed(prompt, 160) == 8 + 4
     assert await computed(replace(prompt, scope=b"other"), 64) == 200 + 4
     assert await computed(replace(prompt, positions=None), 64) == 200 + 4
-    await running.close()
 
 
 async def test_pages_behind_vectors_without_a_digest_are_found_by_nobody(seed: int) -> None:
@@ -159,7 +156,6 @@ async def test_pages_behind_vectors_without_a_digest_are_found_by_nobody(seed: i
         stream.give(vectors[150:], digest_of(asked, 150, 200))
         assert items(await read(stream)) == answer(asked, 1, 5)[0]
         assert running.stats().rows - before == count + 4 and running.stats().pages_kept == 2
-    await running.close()
 
 
 def test_a_run_has_the_vectors_that_were_given_for_its_rows(seed: int) -> None:
@@ -191,7 +187,6 @@ async def test_one_that_is_given_up_leaves_nothing_but_pages_for_the_next_one(co
     await give_pages(again, prompt, 0, 120)
     assert items(await read(again)) == answer(prompt, 1, 9)[0]
     assert running.stats().rows == count % PAGE_ROWS + 120 + 8
-    await running.close()
 
 
 async def test_one_whose_vectors_do_not_come_leaves_its_pages_to_others(seed: int) -> None:
@@ -209,7 +204,6 @@ async def test_one_whose_vectors_do_not_come_leaves_its_pages_to_others(seed: in
     await give_pages(stream, prompt, 199, 200)
     assert items(await read(stream)) == answer(prompt, 1, 9)[0]
     assert running.stats().preemptions == 1
-    await running.close()
 
 
 async def test_vectors_that_cannot_be_taken_are_refused(seed: int) -> None:
@@ -228,7 +222,6 @@ async def test_vectors_that_cannot_be_taken_are_refused(seed: int) -> None:
     with pytest.raises(ValueError, match="0 rows"):
         closed.give(torch.zeros(1, GIVEN))
     await closed.aclose()
-    await running.close()
 
 
 def test_a_row_whose_vector_comes_later_is_no_text() -> None:

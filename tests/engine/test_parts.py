@@ -20,6 +20,7 @@ from transformers.models.qwen3_vl_moe.configuration_qwen3_vl_moe import Qwen3VLM
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeTextModel
 
 from helpers import lengths
+from helpers.engines import close_later, make_engine
 from helpers.parts import EXPERTS, MIX, MIXED, SECTIONS, STACKED, ToyPart, mixed_shapes, requests
 from helpers.sequences import items, read
 from helpers.tiny import TAPPED, TINY, tiny_decoder, tiny_weights
@@ -62,7 +63,7 @@ def taps(events: list[SequenceEvent]) -> torch.Tensor:
 
 
 def running(decoder: PackedDecoder, pages: int = 80, max_rows: int = 64, kept: int | None = 0) -> Engine:
-    return Engine(decoder, TokenHead(decoder.logits), pages=pages, limits=SchedulerLimits(max_rows=max_rows), kept_pages=kept, poison=True)
+    return make_engine(decoder, pages, kept_pages=kept, max_rows=max_rows)
 
 
 async def answered(engine: Engine, asked: list[SequenceRequest]) -> list[list[SequenceEvent]]:
@@ -140,7 +141,6 @@ async def test_a_mixture_of_experts_says_what_transformers_says() -> None:
         logits = expected @ weights["embed_tokens.weight"].T
         assert said == logits[-len(said) :].argmax(-1).tolist()
         torch.testing.assert_close(taps(events), expected[: len(taps(events))], atol=1e-5, rtol=1e-5)
-    await engine.close()
 
 
 def materials(toy: ToyPart, weights: dict[str, torch.Tensor], dtype: torch.dtype) -> Materials:
@@ -223,7 +223,6 @@ async def test_a_row_has_the_same_bits_in_any_company(case: str, seed: int) -> N
     narrow = running(decoder, pages=8, max_rows=rng.choice((33, 50)))
     beside = await answered(narrow, asked)
     assert narrow.stats().preemptions
-    await narrow.close()
     bare, wide = running(decoder, max_rows=200), running(decoder, max_rows=200, kept=40)
     for each, before in zip(asked[1:], beside[1:], strict=True):
         cut = rng.randrange(each.max_items // 2, each.max_items)
@@ -236,8 +235,6 @@ async def test_a_row_has_the_same_bits_in_any_company(case: str, seed: int) -> N
         assert list(map(items, found)) == list(map(items, beside))
         assert all(map(torch.equal, map(taps, found), map(taps, beside)))
         assert any(events[0].cached_rows for events in found) is again
-    for engine in (bare, wide):
-        await engine.close()
 
 
 def test_a_row_of_experts_has_the_same_bits_however_many_chose_the_same(dtype: torch.dtype, seed: int) -> None:
@@ -365,7 +362,8 @@ class FollowingCodesHead(TokenHead):
 def frames_engine() -> Engine:
     decoder = PackedDecoder(FRAMES, tiny_weights(torch.float32), DecoderParts(entry=summed))
     assert all(torch.isfinite(result).all() for result in fixed_results(decoder, decoder.logits, RowAttention()))
-    return Engine(decoder, FollowingCodesHead(decoder.logits), pages=80, limits=SchedulerLimits(max_rows=33), kept_pages=0, poison=True)
+    head, limits = FollowingCodesHead(decoder.logits), SchedulerLimits(max_rows=33)
+    return close_later(Engine(decoder, head, pages=80, limits=limits, kept_pages=0, poison=True))
 
 
 async def test_an_item_may_be_a_frame_of_many_codes(seed: int) -> None:
@@ -390,8 +388,6 @@ async def test_an_item_may_be_a_frame_of_many_codes(seed: int) -> None:
         engine.submit(SequenceRequest(Prompt(np.full((2, CODEBOOKS), CODES)), 0, 3))
     with pytest.raises(Unfit, match="codebooks behind the first must be below 300"):
         engine.submit(replace(asked[0], history=((1, *[CODES] * (CODEBOOKS - 1)),)))
-    await engine.close()
-    await plain.close()
 
 
 # Taps, and decoders that are refused ----------------------------------------------------------------------------------------------------
@@ -428,7 +424,6 @@ async def test_taps_are_the_hidden_states_of_transformers() -> None:
                 if is_mixed:
                     wanted = torch.where(is_seen[:, None], wanted, functional.embedding(ids, weights["embed_tokens.weight"]))
                 torch.testing.assert_close(found, wanted[: len(found)], atol=1e-5, rtol=1e-5)
-            await engine.close()
 
 
 def test_sizes_of_experts_and_of_given_vectors_that_cannot_be_are_told() -> None:

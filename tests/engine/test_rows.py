@@ -74,7 +74,6 @@ async def test_given_rows_positions_and_taps_alone_in_company_and_preempted(page
         assert taps(events, request.taps_from or 0) == ([] if request.taps_from is None else rows[request.taps_from :])
     assert running.stats().pages_used == 0
     assert (running.stats().preemptions > 0) is (pages == 14)
-    await running.close()
 
 
 async def test_an_answer_goes_on_from_any_frame_with_the_taps_that_are_still_wanted(seed: int) -> None:
@@ -88,7 +87,6 @@ async def test_an_answer_goes_on_from_any_frame_with_the_taps_that_are_still_wan
         events = await read(running.submit(request))
         assert items(events) == frames[cut:]
         assert taps(events, first) == rows[first:]
-    await running.close()
 
 
 async def test_a_sequence_starves_until_its_next_row_comes_and_holds_no_one_up(seed: int) -> None:
@@ -110,7 +108,6 @@ async def test_a_sequence_starves_until_its_next_row_comes_and_holds_no_one_up(s
     stream.append(rows[29:], end=True)
     made += await read(stream)
     assert items(made) == frames
-    await running.close()
 
 
 @pytest.mark.parametrize("pages", [200, 14])
@@ -139,7 +136,6 @@ async def test_many_starving_speakers_at_once_give_what_each_gives_alone(pages: 
 
     await asyncio.gather(*(speak(rng.randrange(10_000)) for _ in range(24)))
     assert running.stats().pages_used == 0
-    await running.close()
 
 
 async def test_an_end_with_no_row_at_all_lets_the_answer_go_on_without_vectors() -> None:
@@ -150,7 +146,6 @@ async def test_an_end_with_no_row_at_all_lets_the_answer_go_on_without_vectors()
     assert items(await read(stream)) == answer(prompt, 0, 10)[0]
     with pytest.raises(ValueError, match="last one was given"):
         stream.append(torch.zeros(1, GIVEN))
-    await running.close()
 
 
 async def test_rows_that_cannot_be_needed_are_left_for_nobody(seed: int) -> None:
@@ -176,7 +171,6 @@ async def test_rows_that_cannot_be_needed_are_dropped_and_those_that_cannot_be_t
     with pytest.raises(ValueError, match="takes none"):
         other.append(torch.zeros(1, GIVEN))
     await other.aclose()
-    await running.close()
 
 
 async def test_a_starved_sequence_can_be_cancelled_and_frees_its_pages() -> None:
@@ -186,7 +180,6 @@ async def test_a_starved_sequence_can_be_cancelled_and_frees_its_pages() -> None
     await rest(running, starved=1)
     await stream.aclose()
     assert running.stats().pages_used == 0
-    await running.close()
 
 
 async def test_a_frame_that_begins_with_an_end_id_ends_an_answer_that_may_end(seed: int) -> None:
@@ -203,7 +196,6 @@ async def test_a_frame_that_begins_with_an_end_id_ends_an_answer_that_may_end(se
     assert events[-1].finish_reason is FinishReason.STOP
     later = await read(running.submit(SequenceRequest(prompt, 0, 200, end_ids=frozenset({END}), min_items=first + 1)))
     assert len(items(later)) > first
-    await running.close()
 
 
 async def test_pages_are_shared_by_equal_media_only() -> None:
@@ -233,7 +225,6 @@ async def test_pages_are_shared_by_equal_media_only() -> None:
     late = replace(first, given=(Given(36, pictures[1], b"two"),), scope=b"c")
     await cached(late)
     assert await cached(replace(late, given=(Given(36, pictures[0], b"one"),))) == PAGE_ROWS
-    await running.close()
 
 
 async def test_an_answer_is_found_again_as_the_beginning_of_the_next_prompt() -> None:
@@ -245,7 +236,6 @@ async def test_an_answer_is_found_again_as_the_beginning_of_the_next_prompt() ->
     events = await read(running.submit(SequenceRequest(longer, 9, 4)))
     assert events[0].cached_rows == 3 * PAGE_ROWS
     assert items(events) == answer(longer, 9, 4)[0]
-    await running.close()
 
 
 async def test_taps_are_found_beside_kept_pages_and_computed_where_they_are_not(seed: int) -> None:
@@ -258,7 +248,6 @@ async def test_taps_are_found_beside_kept_pages_and_computed_where_they_are_not(
         assert items(events) == frames
         assert taps(events, taps_from or 0) == ([] if taps_from is None else rows[taps_from:])
         assert events[0].cached_rows == cached, taps_from
-    await running.close()
 
 
 async def test_a_reader_that_does_not_take_the_taps_of_a_long_prompt_parks_it() -> None:
@@ -271,7 +260,6 @@ async def test_a_reader_that_does_not_take_the_taps_of_a_long_prompt_parks_it() 
     frames, rows = answer(prompt, 0, 3)
     assert items(events) == frames
     assert taps(events, 0) == rows
-    await running.close()
 
 
 async def test_taps_found_beside_more_pages_than_a_reader_may_leave_are_one_event() -> None:
@@ -287,7 +275,6 @@ async def test_taps_found_beside_more_pages_than_a_reader_may_leave_are_one_even
     assert found is not None and (found.first, len(found.rows)) == (5, PAGE_ROWS * (pages - 1) - 5)
     frames, rows = answer(prompt, 0, MAX_UNREAD + 3)
     assert items(events) == frames and taps(events, 5) == rows[5:]
-    await running.close()
 
 
 async def test_requests_that_do_not_fit_the_model_are_refused_in_words() -> None:
@@ -308,7 +295,6 @@ async def test_requests_that_do_not_fit_the_model_are_refused_in_words() -> None
         Prompt(good.items, (Given(2, torch.zeros(2, GIVEN)),))
     with pytest.raises(ValueError, match="positions are"):
         Prompt(good.items, positions=np.zeros((3, 2), np.int64))
-    await running.close()
 
 
 def test_a_tap_is_without_the_embedding_where_a_vector_was_given() -> None:
@@ -336,4 +322,3 @@ async def test_positions_that_no_table_has_are_refused(positions: list[list[int]
                 Prompt(prompt_items([1, 2, 3]), positions=None if positions is None else np.array(positions), delta=delta), 0, 9
             )
         )
-    await running.close()

@@ -1,15 +1,21 @@
-"""Draws follow the filtered distribution, penalties equal those of an independent reference, and no row depends on its neighbours."""
+"""Draws follow the filtered distribution; they are those of the definitions, and of Transformers' own processors, with the same random
+numbers; no row depends on its neighbours."""
 
 from __future__ import annotations
 
 import math
 import random
 from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
 
 from helpers import lengths
 from omnistage.engine.race import BLOCK, _times, first_times, keys, seed_bits, times
@@ -91,21 +97,6 @@ def test_draws_follow_the_filtered_distribution(sampling: Sampling, seed: int) -
     assert deviation < 6, f"chi square {chi_square:.1f} with {freedom} degrees of freedom"
 
 
-def test_greedy_choices_follow_the_reference_penalties(seed: int) -> None:
-    rng = random.Random(seed)
-    for _ in range(60):
-        penalties = Sampling(
-            repetition_penalty=rng.choice([1.0, 1.1, 2.0]), presence_penalty=rng.uniform(-2, 2), frequency_penalty=rng.uniform(-2, 2)
-        )
-        prompt, answer = tuple(rng.choices(range(40), k=10)), tuple(rng.choices(range(40), k=rng.randrange(20)))
-        logits = torch.randn(40, generator=torch.Generator().manual_seed(rng.getrandbits(32))) * 2
-        warm = Sampling(1.0, 0, 1.0, 0.0, penalties.repetition_penalty, penalties.presence_penalty, penalties.frequency_penalty)
-        expected = reference_probabilities(logits.double().tolist(), warm, prompt, answer)
-        (drawn,) = sample(logits[None], [draws(penalties, 0, prompt, answer)], [()])
-        assert drawn is not None
-        assert expected[drawn.token_id] == pytest.approx(max(expected.values()), rel=1e-4)
-
-
 def test_a_row_draws_the_same_alone_and_in_any_company(seed: int) -> None:
     rng = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
@@ -118,9 +109,7 @@ def test_a_row_draws_the_same_alone_and_in_any_company(seed: int) -> None:
     alone = [sample(logits[index : index + 1], [row], [()])[0] for index, row in enumerate(rows)]
     for _ in range(10):
         company = rng.sample(range(40), rng.randrange(2, 40))
-        together = sample(logits[company], [rows[index] for index in company], [()] * len(company))
-        for index, drawn in zip(company, together, strict=True):
-            assert drawn == alone[index]
+        assert sample(logits[company], [rows[index] for index in company], [()] * len(company)) == [alone[index] for index in company]
 
 
 def plain_times(seed: int, step: int, vocab: int) -> FloatArray:
@@ -174,9 +163,9 @@ def any_sampling(rng: random.Random) -> Sampling:
         top_k=rng.choice([0, 0, 1, 20, 50, 64, 65, 90, 128, 400, 3000]),
         top_p=rng.choice([1.0, 1.0, 0.3, 0.8, 0.95, 0.999]),
         min_p=rng.choice([0.0, 0.0, 0.01, 0.2, 1e-6]),
-        repetition_penalty=rng.choice([1.0, 1.0, 1.3]),
-        presence_penalty=rng.choice([0.0, 0.0, 0.7]),
-        frequency_penalty=rng.choice([0.0, 0.0, 0.4]),
+        repetition_penalty=rng.choice([1.0, 1.0, 1.1, 1.3, 2.0]),
+        presence_penalty=rng.choice([0.0, 0.0, 0.7, rng.uniform(-2, 2)]),
+        frequency_penalty=rng.choice([0.0, 0.0, 0.4, rng.uniform(-2, 2)]),
         logit_bias={rng.randrange(400): rng.choice([-100.0, 2.5]) for _ in range(rng.choice([0, 5]))},
     )
 
@@ -205,11 +194,9 @@ def test_a_draw_is_the_one_that_the_whole_vocabulary_gives(vocab: int, rounds: i
         rows = rng.randrange(1, 12)
         spread, dtype = rng.choice([0.02, 1.0, 3.0, 8.0]), rng.choice([torch.bfloat16, torch.float32])
         logits = (torch.randn(rows, vocab, generator=generator) * spread).to(dtype)
-        settings = [any_sampling(rng) for _ in range(rows)]
-        prompts = [tuple(rng.choices(range(400), k=rng.randrange(300))) for _ in range(rows)]
-        answers = [tuple(rng.choices(range(400), k=rng.randrange(60))) for _ in range(rows)]
+        settings, seeds = [any_sampling(rng) for _ in range(rows)], [rng.getrandbits(64) for _ in range(rows)]
+        prompts, answers = ([tuple(rng.choices(range(400), k=rng.randrange(end))) for _ in range(rows)] for end in (300, 60))
         suppressed = [tuple(rng.sample(range(vocab), k=rng.choice([0, 3, 40]))) for _ in range(rows)]
-        seeds = [rng.getrandbits(64) for _ in range(rows)]
         given = [draws(*row) for row in zip(settings, seeds, prompts, answers, strict=True)]
         never = [set(ids) for ids in suppressed]
         for place in rng.sample(range(rows), rows // 3):
@@ -223,39 +210,23 @@ def test_a_draw_is_the_one_that_the_whole_vocabulary_gives(vocab: int, rounds: i
             assert drawn is not None and drawn.token_id in expected, f"{settings[index]}, spread {spread}, {dtype}"
 
 
-def shaped_logits(shape: str, vocab: int, generator: torch.Generator) -> torch.Tensor:
-    """Logits, float32 [vocab], that a window of the largest decides, or cannot decide."""
-    noise = torch.randn(vocab, generator=generator)
-    if shape == "flat":
-        return noise * 0.01
-    if shape == "equal":
-        return torch.full((vocab,), 3.25)
-    if shape == "tied":
-        return (noise * 2).round()
-    if shape == "two levels":
-        return (noise > 1.5).float()
-    if shape == "one above a plateau":
-        return torch.zeros(vocab).index_fill_(0, torch.randint(vocab, (1,), generator=generator), 12.0)
-    if shape == "few are possible":
-        return noise.masked_fill_(torch.rand(vocab, generator=generator) > 5 / vocab, float("-inf")).index_fill_(0, torch.tensor(7), 0.5)
-    if shape == "half are impossible":
-        return noise.masked_fill_(torch.rand(vocab, generator=generator) > 0.5, float("-inf")).index_fill_(0, torch.tensor(7), 0.5)
-    if shape == "far from zero":
-        return noise * 3 - 20_000
-    return noise * 5  # peaked
+def mask(noise: torch.Tensor, chance: torch.Tensor, share: float) -> torch.Tensor:
+    """About this share of the logits, and always that of token 7."""
+    return noise.masked_fill(chance > share, float("-inf")).index_fill_(0, torch.tensor(7), 0.5)
 
 
-SHAPES = [
-    "flat",
-    "equal",
-    "tied",
-    "two levels",
-    "one above a plateau",
-    "few are possible",
-    "half are impossible",
-    "far from zero",
-    "peaked",
-]
+SHAPES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "flat": lambda noise, _: noise * 0.01,
+    "equal": lambda noise, _: torch.full_like(noise, 3.25),
+    "tied": lambda noise, _: (noise * 2).round(),
+    "two levels": lambda noise, _: (noise > 1.5).float(),
+    "one above a plateau": lambda _, chance: torch.zeros_like(chance).index_fill_(0, chance.argmax(), 12.0),
+    "few are possible": lambda noise, chance: mask(noise, chance, 5 / len(noise)),
+    "half are impossible": lambda noise, chance: mask(noise, chance, 0.5),
+    "far from zero": lambda noise, _: noise * 3 - 20_000,
+    "peaked": lambda noise, _: noise * 5,
+}
+"""Logits, float32 [vocab], that a window of the largest decides, or cannot decide: of normal and of uniform numbers."""
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -273,14 +244,13 @@ def test_filters_that_reach_beyond_the_largest_scores_are_those_of_all_scores(sh
         )
         for _ in range(count)
     ]
-    logits = torch.stack([shaped_logits(shape, vocab, generator) for _ in range(count)])
-    seeds = [rng.getrandbits(64) for _ in range(count)]
-    together = sample(logits, [draws(*row) for row in zip(settings, seeds, strict=True)], [()] * count)
-    for index, drawn in enumerate(together):
-        given = draws(settings[index], seeds[index])
-        assert drawn == sample(logits[index : index + 1], [given], [()])[0], f"{settings[index]}"
-        expected = plain_choices(logits[index].double().numpy(), settings[index], (), (), (), seeds[index])
-        assert drawn is not None and drawn.token_id in expected, f"{settings[index]}"
+    noise, chance = torch.randn(count, vocab, generator=generator), torch.rand(count, vocab, generator=generator)
+    logits = torch.stack([SHAPES[shape](*row) for row in zip(noise, chance, strict=True)])
+    rows = [draws(setting, rng.getrandbits(64)) for setting in settings]
+    for index, drawn in enumerate(sample(logits, rows, [()] * count)):
+        assert drawn == sample(logits[index : index + 1], [rows[index]], [()])[0], settings[index]
+        expected = plain_choices(logits[index].double().numpy(), settings[index], (), (), (), rows[index].seed)
+        assert drawn is not None and drawn.token_id in expected, settings[index]
 
 
 def test_equal_scores_stand_or_fall_together_behind_any_rank() -> None:
@@ -288,18 +258,17 @@ def test_equal_scores_stand_or_fall_together_behind_any_rank() -> None:
     ones = torch.arange(0, 40_000, 40)
     logits = torch.zeros(40_000).index_fill_(0, ones, 1.0).expand(100, -1)
     share = 1000 * math.e / (1000 * math.e + 39_000)
-    for sampling in (
-        Sampling(1.0, top_k=1),
-        Sampling(1.0, top_k=1000),
-        Sampling(1.0, top_p=share * 0.01),
-        Sampling(1.0, top_p=share * 0.999),
-        Sampling(1.0, top_k=1001, top_p=share * 0.999),
-    ):
-        found = {drawn.token_id for drawn in sample(logits, [draws(sampling, seed) for seed in range(100)], [()] * 100) if drawn}
-        assert len(found) > 80 and found <= set(ones.tolist()), sampling
-    for sampling in (Sampling(1.0, top_k=1001), Sampling(1.0, top_p=share * 1.001)):
-        found = {drawn.token_id for drawn in sample(logits, [draws(sampling, seed) for seed in range(100)], [()] * 100) if drawn}
-        assert len(found - set(ones.tolist())) > 50, sampling
+
+    def draw_ids(**filters: float) -> set[int]:
+        rows = [draws(Sampling(1.0, **filters), seed) for seed in range(100)]  # type: ignore[arg-type]
+        return {drawn.token_id for drawn in sample(logits, rows, [()] * 100) if drawn}
+
+    within = ({"top_k": 1}, {"top_k": 1000}, {"top_p": share * 0.01}, {"top_p": share * 0.999}, {"top_k": 1001, "top_p": share * 0.999})
+    for filters in within:
+        ids = draw_ids(**filters)
+        assert len(ids) > 80 and ids <= set(ones.tolist()), filters
+    for filters in ({"top_k": 1001}, {"top_p": share * 1.001}):
+        assert len(draw_ids(**filters) - set(ones.tolist())) > 50, filters
 
 
 def test_top_p_takes_shares_of_what_top_k_left() -> None:
@@ -453,3 +422,79 @@ def test_a_row_of_a_small_vocabulary_that_cannot_be_drawn_from_fails_alone(sampl
     logits = torch.tensor([[float("-inf")] * 2, [0.0, 1.0]])
     none, drawn = sample(logits, [Draws(sampling, 0, True), Draws(Sampling(temperature=0.0), 0, True)], [(), ()])
     assert none is None and drawn is not None and drawn.token_id == 1
+
+
+# Transformers ------------------------------------------------------------------------------------------------------------------------
+
+
+VOCAB = 900
+END = 5
+
+
+@cache
+def mixin() -> Any:
+    """A model of Transformers, for the order of its processors."""
+    logging.set_verbosity_error()
+    config = LlamaConfig(vocab_size=VOCAB, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, eos_token_id=END)
+    return LlamaForCausalLM(config)
+
+
+def processed(
+    logits: torch.Tensor, sampling: Sampling, prompt: list[int], answer: list[int], suppressed: list[int], least: int
+) -> torch.Tensor:
+    """Scores from which Transformers would draw, float64 [vocab]; -inf for tokens that it would not draw."""
+    warm = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p or None}
+    config = GenerationConfig(
+        do_sample=sampling.temperature > 0,
+        repetition_penalty=sampling.repetition_penalty,
+        suppress_tokens=suppressed or None,
+        min_new_tokens=least,
+        eos_token_id=END,
+        **(warm if sampling.temperature > 0 else {}),
+    )
+    model = mixin()
+    model._prepare_special_tokens(config, device=torch.device("cpu"))
+    processors = model._get_logits_processor(config, input_ids_seq_length=len(prompt), device="cpu")
+    return cast(torch.Tensor, processors(torch.tensor([prompt + answer]), logits[None].clone()))[0].double()
+
+
+def test_draws_are_those_of_transformers(seed: int) -> None:
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    ends = 0
+    for _ in range(60):
+        sampling = Sampling(
+            temperature=rng.choice([0.0, 0.5, 1.0, 1.7]),
+            top_k=rng.choice([0, 1, 7, 60]),
+            top_p=rng.choice([1.0, 0.6, 0.95]),
+            min_p=rng.choice([0.0, 0.0, 0.05]),
+            repetition_penalty=rng.choice([1.0, 1.2, 3.0]),
+        )
+        prompt, answer = rng.choices(range(60), k=20), rng.choices(range(60), k=rng.randrange(15))
+        suppressed, least = rng.sample(range(60), rng.choice([0, 4])), rng.choice([0, 0, 10])
+        logits = torch.randn(VOCAB, generator=generator) * 2
+        logits[rng.sample(range(60), 12)] += 6  # Tokens that were seen, tokens that are suppressed, and the end are among the likeliest.
+        logits[END] += rng.choice([0, 9])
+        noise_seed = rng.getrandbits(64)
+        never = suppressed if len(answer) >= least else [*suppressed, END]
+        (drawn,) = sample(logits[None], [draws(sampling, noise_seed, tuple(prompt), tuple(answer))], [never])
+        scores = processed(logits, sampling, prompt, answer, suppressed, least).numpy()
+        if sampling.temperature > 0:
+            scores = scores - np.log(plain_times(noise_seed, len(answer), VOCAB))
+        assert drawn is not None and drawn.token_id == int(np.argmax(scores)), f"{sampling}, {suppressed}, {least}"
+        ends += drawn.token_id == END
+    assert ends, "no end was ever drawn, so nothing was seen of one that is not allowed"
+
+
+def test_a_penalty_in_another_order_would_be_seen(seed: int) -> None:
+    """Filters before the penalty, or a penalty that forgets the prompt, change the draw: so the test above can fail."""
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    sampling = Sampling(temperature=1.0, top_k=7, repetition_penalty=3.0)
+    late = forgetful = 0
+    for _ in range(60):
+        prompt = rng.choices(range(60), k=20)
+        logits = torch.randn(VOCAB, generator=generator) * 2
+        logits[rng.sample(range(60), 12)] += 6
+        kept = processed(logits, sampling, prompt, [], [], 0).isfinite()
+        late += not torch.equal(kept, processed(logits, Sampling(temperature=1.0, top_k=7), prompt, [], [], 0).isfinite())
+        forgetful += not torch.equal(kept, processed(logits, sampling, [100], [], [], 0).isfinite())
+    assert late > 30 and forgetful > 30

@@ -1,13 +1,29 @@
-"""The order of turns, case by case: places, pages and rows."""
+"""The order of turns, case by case: places, pages and rows; holders of a page; rows of a step, whose seconds come from arithmetic: there is
+no clock."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from helpers.scheduling import PAGES, STEP_S, SchedulerHouse, request
-from omnistage.engine.memory import PAGE_ROWS
-from omnistage.engine.scheduler import IDLE_S, MAX_PASSED, MAX_WAITED, SchedulerLimits
+from omnistage.engine.memory import PAGE_ROWS, OutOfPages, PagePool, PrefixCache
+from omnistage.engine.scheduler import (
+    BESIDE_S,
+    BLOCK_ROWS,
+    IDLE_S,
+    LEAST_ROWS,
+    MAX_PASSED,
+    MAX_WAITED,
+    PROBED,
+    SLOWER,
+    Pace,
+    SchedulerLimits,
+)
 from omnistage.engine.sequence import MAX_UNREAD
 
 ROW = torch.zeros(1, 1)
@@ -237,3 +253,149 @@ def test_limits_are_checked() -> None:
     for wrong in ({"max_rows": 0}, {"max_sequences": 0}, {"max_waiting": 0}):
         with pytest.raises(ValueError, match="must"):
             SchedulerLimits(**wrong)
+
+
+# Pages --------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_page_is_freed_exactly_once() -> None:
+    pool = PagePool(3)
+    pages = [pool.take(), pool.take()]
+    assert pool.changes() == (pages, [])
+    pool.share(pages[:1])
+    pool.give_back(pages)
+    assert pool.changes() == ([], pages[1:])
+    pool.give_back(pages[:1])
+    assert pool.changes() == ([], pages[:1])
+    assert pool.free == 3
+    with pytest.raises(ValueError, match="twice"):
+        pool.give_back(pages[:1])
+    with pytest.raises(ValueError, match="free"):
+        pool.share(pages)
+    again = pool.take()
+    pool.give_back([again])
+    assert pool.changes() == ([], [again])
+    for _ in range(3):
+        pool.take()
+    with pytest.raises(OutOfPages):
+        pool.take()
+
+
+def test_pages_that_only_the_cache_holds_are_counted_and_go_first_however_many_others_hold() -> None:
+    pool = PagePool(100)
+    prefixes = PrefixCache(pool, 100)
+    pages = [pool.take() for _ in range(100)]
+    for page in pages:
+        prefixes.remember(b"%d" % page, page, None)
+    assert pool.only_kept == 0 and not prefixes.make_room()
+    with pytest.raises(ValueError, match="kept already"):
+        pool.keep(pages[0])
+    for index in range(40, 60):
+        pool.give_back(pages[index : index + 1])
+        assert pool.only_kept == 1
+        assert prefixes.make_room() and pool.free == index - 39 and pool.only_kept == 0
+    assert len(prefixes) == 80 and not pool.is_kept(pages[40]) and pool.is_kept(pages[60])
+    pool.give_back([*pages[:40], *pages[60:]])
+    assert pool.only_kept == 80
+    prefixes.shrink(80)
+    assert (pool.only_kept, pool.free) == (0, 100)
+
+
+# Rows of long runs in a step, on processors with different costs of a row --------------------------------------------------------------
+
+
+MOST_ROWS = 512
+STEPS = 400
+"""More steps than a prompt of a few thousand rows takes."""
+
+
+def bound_by_arithmetic(base_s: float, row_s: float) -> Callable[[int], float]:
+    """Each row costs as much as the one before."""
+    return lambda rows: base_s + row_s * rows
+
+
+def bound_by_reading(block_s: float) -> Callable[[int], float]:
+    """A product of a few rows costs as much as one of a block."""
+    return lambda rows: block_s * -(-rows // BLOCK_ROWS)
+
+
+def settled(pace: Pace, decoding: int, cost: Callable[[int], float]) -> list[tuple[int, float]]:
+    """Rows of long runs, and seconds, of the last steps while prompts are read, without steps that only measure."""
+    steps = []
+    for _ in range(STEPS):
+        long = pace.long_rows(decoding)
+        pace.ran(decoding, long, cost(decoding + long))
+        steps.append((long, cost(decoding + long)))
+    last = steps[STEPS // 2 :]
+    probes = sum(long == 1 for long, _ in last)
+    assert 1 <= probes <= len(last) // PROBED + 1
+    return [step for step in last if step[0] > 1]
+
+
+@given(
+    base_s=st.floats(1e-4, 1.0),
+    row_s=st.floats(1e-5, 0.1),
+    decoding=st.integers(1, 64),
+    before=st.lists(st.tuples(st.integers(0, 64), st.integers(0, 448), st.floats(1e-5, 10.0)), max_size=20),
+)
+def test_who_decodes_keeps_half_of_its_pace_where_each_row_costs(
+    base_s: float, row_s: float, decoding: int, before: list[tuple[int, int, float]]
+) -> None:
+    """The pace is kept whatever was measured before: a busy machine, or steps of other numbers of rows."""
+    pace, cost = Pace(MOST_ROWS), bound_by_arithmetic(base_s, row_s)
+    for beside, long, seconds in before:
+        pace.ran(beside, long, seconds)
+    alone_s = cost(decoding)
+    for long, seconds in settled(pace, decoding, cost):
+        assert LEAST_ROWS <= long <= MOST_ROWS - decoding
+        assert long == LEAST_ROWS or seconds <= max(2 * alone_s, 1.2 * BESIDE_S)
+
+
+@given(base_s=st.floats(1e-4, 1.0), row_s=st.floats(1e-5, 0.1), decoding=st.integers(1, 64))
+def test_a_prompt_gets_what_is_left(base_s: float, row_s: float, decoding: int) -> None:
+    """A step has at least about half of the rows for which there is time."""
+    cost = bound_by_arithmetic(base_s, row_s)
+    alone_s = cost(decoding)
+    room = (max(BESIDE_S, SLOWER * alone_s) - alone_s) / row_s
+    for long, _ in settled(Pace(MOST_ROWS), decoding, cost):
+        assert long >= min(room, MOST_ROWS - decoding) / 2.5 - 1
+
+
+@pytest.mark.parametrize("block_s", [0.001, 0.02, 0.3])
+@pytest.mark.parametrize("decoding", [1, 8, 31, 40])
+def test_no_block_is_begun_for_a_few_rows(block_s: float, decoding: int) -> None:
+    cost = bound_by_reading(block_s)
+    for long, seconds in settled(Pace(MOST_ROWS), decoding, cost):
+        assert seconds <= max(2 * cost(decoding), 2 * BESIDE_S)
+        last = (decoding + long) % BLOCK_ROWS
+        assert last == 0 or last >= BLOCK_ROWS // 2 or long < BLOCK_ROWS
+
+
+def test_nothing_but_prompts_is_read_block_by_block() -> None:
+    pace, cost = Pace(MOST_ROWS), bound_by_reading(0.2)
+    for _ in range(STEPS):
+        assert pace.long_rows(0) == BLOCK_ROWS
+        pace.ran(0, BLOCK_ROWS, cost(BLOCK_ROWS))
+
+
+def test_a_fast_device_takes_all_rows_that_a_step_may_have() -> None:
+    pace = Pace(MOST_ROWS)
+    for _ in range(STEPS):
+        pace.ran(0, pace.long_rows(0), 1e-3)
+    assert pace.long_rows(0) == MOST_ROWS
+    assert Pace(MOST_ROWS, step_s=None).long_rows(12) == MOST_ROWS - 12
+
+
+def test_a_step_that_took_long_once_is_forgotten() -> None:
+    """A process was stopped for a minute in a step, of a prompt or of decoding rows alone: that gives others no long steps afterwards."""
+    pace, cost = Pace(MOST_ROWS), bound_by_arithmetic(0.03, 0.001)
+    settled(pace, 1, cost)
+    pace.ran(1, 30, 60.0)
+    pace.ran(1, 0, 60.0)
+    late = 0.0
+    for _ in range(STEPS):
+        long = pace.long_rows(1)
+        pace.ran(1, long, cost(1 + long))
+        late += max(cost(1 + long) - 2 * cost(1), 0.0)
+    assert late < 1.0
+    assert min(long for long, _ in settled(pace, 1, cost)) >= 10

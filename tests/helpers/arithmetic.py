@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from helpers.engines import until_the_end
+from helpers.engines import close_later
 from omnistage.engine.adapter import Attention, DecoderSpec, DrawnItem, Hidden, StepRows
 from omnistage.engine.engine import Engine
 from omnistage.engine.request import Prompt
@@ -87,7 +87,7 @@ class CountingHead:
 
 def engine(pages: int = 100, kept_pages: int | None = None, **limits: int) -> Engine:
     limits_ = SchedulerLimits(**limits)
-    return until_the_end(Engine(CountingDecoder(), CountingHead(), pages=pages, limits=limits_, kept_pages=kept_pages, poison=True))
+    return close_later(Engine(CountingDecoder(), CountingHead(), pages=pages, limits=limits_, kept_pages=kept_pages, poison=True))
 
 
 def prompt_items(first: Sequence[int]) -> NDArray[np.int64]:
