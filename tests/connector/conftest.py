@@ -74,12 +74,7 @@ def make_pair(make_arena: Callable[..., Arena]) -> Callable[..., ConnectorPair]:
     """A joined pair over shared memory, with the settings of the sender and receiver that a test asks for."""
 
     def make(
-        *,
-        arena: Arena | None = None,
-        inline_limit: int = 0,
-        share: Share | None = None,
-        byte_limit: int = 1 << 30,
-        copy: bool = False,
+        *, arena: Arena | None = None, inline_limit: int = 0, share: Share | None = None, byte_limit: int = 1 << 30, copy: bool = False
     ) -> ConnectorPair:
         arena = arena or make_arena()
         before = settled(arena).leases

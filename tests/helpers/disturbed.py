@@ -25,7 +25,7 @@ class DisturbanceStep:
     """An action that is done once, when the answer has come to a point. Nothing is read meanwhile."""
 
     when: Callable[[WholeAnswer], bool]
-    act: Callable[[], Awaitable[None]]
+    act: Callable[[], Awaitable[object]]
 
 
 class DisturbanceSteps:
@@ -151,6 +151,17 @@ async def killed_holder(fleet: Fleet, kind: str) -> str:
     name = await holder(fleet, kind)
     fleet.kill(name)
     return name
+
+
+def kill_when(when: Callable[[WholeAnswer], bool], fleet: Fleet, kind: str, lost: list[str] | None = None) -> DisturbanceStep:
+    """A step that kills the replica of a kind that has the session. lost: gets its address."""
+
+    async def kill() -> None:
+        name = await killed_holder(fleet, kind)
+        if lost is not None:
+            lost.append(fleet.address(name))
+
+    return DisturbanceStep(when, kill)
 
 
 async def restore(fleet: Fleet, stub: omni_pb2_grpc.OmniServiceAsyncStub) -> None:

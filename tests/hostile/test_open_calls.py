@@ -45,10 +45,7 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess
 async def test_idle_calls_of_one_host_are_not_all_calls_of_a_router(standing: ServerProcesses, name: str, seed: int):
     """The first message never comes, but that of a watch."""
     method = METHODS[lengths.draw(name, METHODS, seed)]
-    async with (
-        grpc.aio.insecure_channel(standing.address, options=CLIENT_OPTIONS) as channel,
-        omni_stub(standing.address) as other,
-    ):
+    async with grpc.aio.insecure_channel(standing.address, options=CLIENT_OPTIONS) as channel, omni_stub(standing.address) as other:
         health = health_pb2_grpc.HealthStub(channel)
         stream: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(method)
         calls: list[Call] = []

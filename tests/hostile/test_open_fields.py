@@ -22,10 +22,7 @@ from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, stage_pb2
 
 FRAMES = formulas.frames(ROWS)
-INPUT = {
-    "talker": row_chunks("hidden", ROWS, [3, 5]),
-    "code2wav": code_chunks(FRAMES, [7, 9]),
-}
+INPUT = {"talker": row_chunks("hidden", ROWS, [3, 5]), "code2wav": code_chunks(FRAMES, [7, 9])}
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 
 from helpers import lengths
 from helpers.ask import WholeAnswer, ask, read
-from helpers.disturbed import DisturbanceStep, ask_through, audio_chunks, begun, continued, disturbed, joined, killed_holder, text_chunks
+from helpers.disturbed import ask_through, audio_chunks, begun, continued, disturbed, joined, kill_when, text_chunks
 from helpers.engine_family import Reply, speech
 from helpers.families import PICTURE, looked_only
 from helpers.fleet import Fleet, fleet
@@ -117,25 +117,16 @@ async def test_eight_at_once_each_hear_their_own_answer(house: Fleet, seed: int)
 async def test_one_on_the_engine_is_killed(house: Fleet, kind: str, moment: str, seed: int) -> None:
     strikes = MOMENTS[lengths.draw(moment, MOMENTS, seed)]
 
-    async def kill() -> None:
-        await killed_holder(house, kind)
-
     async with disturbed(house, alike=False) as stub:
-        answer = await ask_through(stub, question(seed), DisturbanceStep(strikes, kill))
+        answer = await ask_through(stub, question(seed), kill_when(strikes, house, kind))
         check(answer, seed)
         assert len(answer.failovers) == 1
 
 
 async def test_both_are_killed_one_after_the_other(house: Fleet, seed: int) -> None:
-    async def kill_talker() -> None:
-        await killed_holder(house, "talker")
-
-    async def kill_thinker() -> None:
-        await killed_holder(house, "thinker")
-
     async with disturbed(house, alike=False) as stub:
         answer = await ask_through(
-            stub, question(seed), DisturbanceStep(text_chunks(20), kill_talker), DisturbanceStep(text_chunks(60), kill_thinker)
+            stub, question(seed), kill_when(text_chunks(20), house, "talker"), kill_when(text_chunks(60), house, "thinker")
         )
         check(answer, seed)
         assert len(answer.failovers) == 2

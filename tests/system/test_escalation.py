@@ -14,7 +14,7 @@ import pytest
 
 from helpers import lengths
 from helpers.ask import ask, read, read_all, refusal, request
-from helpers.disturbed import DisturbanceStep, ask_through, disturbed, found, killed_holder, nothing_left, opening, text_chunks
+from helpers.disturbed import ask_through, disturbed, found, kill_when, killed_holder, nothing_left, opening, text_chunks
 from helpers.fleet import Fleet, fleet
 from helpers.run import RunAnswer, RunStream
 from helpers.servers import CHAIN, stage_stub
@@ -40,12 +40,8 @@ async def test_a_talker_is_lost_whose_input_was_forgotten(tmp_path: Path, way: s
     """Its replacement needs the rows from the first one on. Only a new Thinker session can make them again; the samples are the same."""
     arguments = ["--replay-limit", str(TEN_CHUNKS), "--inline-limit", INLINE_LIMITS[lengths.draw(way, INLINE_LIMITS, seed)]]
     with fleet(tmp_path, replicas=2, options=SLOW, stage_args=arguments) as running:
-
-        async def kill() -> None:
-            await killed_holder(running, "talker")
-
         async with disturbed(running) as stub:
-            answer = await ask_through(stub, request("hello", seed, thinker=LONG), DisturbanceStep(text_chunks(40), kill))
+            answer = await ask_through(stub, request("hello", seed, thinker=LONG), kill_when(text_chunks(40), running, "talker"))
             answer.check_toy(seed, "hello", TOKENS)
             (failover,) = answer.failovers
             assert failover.kind == stage_pb2.STAGE_KIND_THINKER
@@ -54,7 +50,7 @@ async def test_a_talker_is_lost_whose_input_was_forgotten(tmp_path: Path, way: s
 
 @lengths.long_form(
     "stage/test_resume_of_each_kind.py::test_a_talker_that_differs_leaves_one_splice",
-    "link/test_killed_stages.py::test_a_talker_is_killed_and_the_next_one_says_the_rest",
+    "link/test_chain.py::test_a_talker_is_killed_and_the_next_one_says_the_rest",
 )
 async def test_a_talker_that_samples_differently_leaves_one_splice(tmp_path: Path, seed: int) -> None:
     """Frames before it are of one Talker, those after it of the other, none is missing or there twice, and the sound is of these frames."""

@@ -11,7 +11,7 @@ import pytest
 
 from helpers import lengths
 from helpers.ask import WholeAnswer, ask
-from helpers.disturbed import DisturbanceStep, ask_through, begun, disturbed, killed_holder
+from helpers.disturbed import ask_through, begun, disturbed, kill_when
 from helpers.drawings import checkpoint
 from helpers.drawn import drawing, steps_of
 from helpers.fleet import Fleet
@@ -25,7 +25,7 @@ pytestmark = [
         "models/diffusers/test_wan_model.py::test_a_film_goes_on_from_what_was_kept_with_the_same_bits",
         "models/diffusers/test_film_files.py::test_who_has_some_of_a_film_gets_the_rest_of_its_file",
         "models/diffusers/test_stable_audio.py::test_a_sound_goes_on_from_what_was_kept_with_the_same_bits",
-    ),
+    )
 ]
 
 STEPS = 12
@@ -98,11 +98,8 @@ async def test_one_is_killed_and_the_other_goes_on(house: Fleet, seed: int, cell
     made = MADE[name]
     asked = drawing("a hill", seed, name, **made.asked)
 
-    async def kill() -> None:
-        await killed_holder(house, name)
-
     async with disturbed(house, alike=False, after=drawing("after", 2, name, **made.asked)) as stub:
-        answer = await ask_through(stub, asked, DisturbanceStep(MOMENTS.get(moment) or decoded(made.port), kill))
+        answer = await ask_through(stub, asked, kill_when(MOMENTS.get(moment) or decoded(made.port), house, name))
         answer.check_whole()
         assert len(answer.failovers) == 1
         file, whole = file_of(answer, made.port), file_of(await ask(stub, asked), made.port)

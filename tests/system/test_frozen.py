@@ -110,7 +110,7 @@ async def test_a_frozen_replica_is_left_and_the_answer_goes_on(toys: Fleet, kind
 
 
 @lengths.long_form(
-    "link/test_silent_peers.py::test_an_open_without_a_beat_is_asked_elsewhere_and_nobody_asks_there_again",
+    "link/test_alone.py::test_an_open_without_a_beat_is_asked_elsewhere_and_nobody_asks_there_again",
     "router/test_placement.py::test_the_end_of_a_replica_at_rest_is_seen_at_once_and_its_silence_when_it_is_used",
 )
 @lengths.one_or_all("way", WAYS)

@@ -24,13 +24,7 @@ def thinker(folder: Path, **options: int) -> ServerProcess:
 
 async def answer(*addresses: str) -> list[stage_pb2.RunResponse]:
     """All events of one answer, asked of the first address that works."""
-    request = opening(
-        "thinker",
-        {},
-        model="breaking",
-        checkpoints=["text"],
-        params=params("thinker", max_tokens=TOKENS, ignore_eos=True),
-    )
+    request = opening("thinker", {}, model="breaking", checkpoints=["text"], params=params("thinker", max_tokens=TOKENS, ignore_eos=True))
     async with link_by(route_to(*addresses, kind="thinker"), request) as link:
         await link.open()
         return await hear(link)

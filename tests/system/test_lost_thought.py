@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from helpers.ask import request
-from helpers.disturbed import SLOW, DisturbanceStep, ask_through, disturbed, killed_holder, text_chunks
+from helpers.disturbed import SLOW, ask_through, disturbed, kill_when, text_chunks
 from helpers.fleet import Fleet, fleet
 from omnistage.models.toy import formulas
 
@@ -25,12 +25,9 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 async def test_a_thinker_is_killed_while_it_thinks(toys: Fleet, seed: int) -> None:
     lost = list[str]()
 
-    async def kill() -> None:
-        lost.append(toys.address(await killed_holder(toys, "thinker")))
-
     async with disturbed(toys, alike=False) as stub:
         asked = request("hello", seed, thinker={"max_tokens": TOKENS, "ignore_eos": True})
-        answer = await ask_through(stub, asked, DisturbanceStep(text_chunks(5), kill))
+        answer = await ask_through(stub, asked, kill_when(text_chunks(5), toys, "thinker", lost))
     answer.check_whole()
     assert [failover.lost for failover in answer.failovers] == lost
     said = [chunk for chunk in answer.of("text") if not chunk.text.HasField("thought")]

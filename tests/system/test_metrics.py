@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from helpers import lengths
 from helpers.ask import ask, request
-from helpers.disturbed import SLOW, DisturbanceStep, ask_through, audio_chunks, disturbed, killed_holder
+from helpers.disturbed import SLOW, ask_through, audio_chunks, disturbed, kill_when
 from helpers.engine_family import load_thinker
 from helpers.fleet import fleet
 from helpers.metrics import PROCESS, described, documented, fetched, value
@@ -205,12 +205,8 @@ async def test_tokens_and_batches_are_counted(tmp_path: Path) -> None:
 async def test_lost_replicas_are_counted_at_the_router(tmp_path: Path) -> None:
     with fleet(tmp_path, replicas={"talker": 2}, options=SLOW) as running:
         async with disturbed(running) as stub:
-
-            async def kill() -> None:
-                await killed_holder(running, "talker")
-
             asked = request("hello", 3, thinker={"max_tokens": 150, "ignore_eos": True})
-            answer = await ask_through(stub, asked, DisturbanceStep(audio_chunks(2), kill))
+            answer = await ask_through(stub, asked, kill_when(audio_chunks(2), running, "talker"))
             assert answer.failovers
             address = running.server("router").metrics_address
             page = await asyncio.to_thread(fetched, address)

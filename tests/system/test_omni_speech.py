@@ -29,6 +29,7 @@ from helpers.disturbed import (
     disturbed,
     found,
     holder,
+    kill_when,
     killed_holder,
     text_chunks,
 )
@@ -242,11 +243,8 @@ async def test_one_of_them_is_killed(house: Fleet, omni_family: OmniFamily, whol
     kind = lengths.draw(kind, KINDS, seed)
     strikes = MOMENTS[lengths.draw(moment, MOMENTS, seed)]
 
-    async def kill() -> None:
-        await killed_holder(house, kind)
-
     async with disturbed(house, alike=False, after=brief(omni_family, seed)) as stub:
-        answer = await ask_through(stub, whole.asked, DisturbanceStep(strikes, kill))
+        answer = await ask_through(stub, whole.asked, kill_when(strikes, house, kind))
         whole.check_same(answer)
 
 

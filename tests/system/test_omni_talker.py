@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from helpers import lengths
 from helpers.ask import WholeAnswer, ask
-from helpers.disturbed import DisturbanceStep, ask_through, begun, disturbed, found, holder, killed_holder
+from helpers.disturbed import DisturbanceStep, ask_through, begun, disturbed, found, holder, kill_when
 from helpers.fleet import Fleet, fleet
 from helpers.hanging import HANG, WAKE
 from helpers.omni_family import seen
@@ -31,7 +31,7 @@ pytestmark = [
         "router/test_omni_chain.py::test_a_stage_that_is_lost_in_mid_speech_leaves_no_gap",
         "router/test_omni_chain.py::test_prompt_rows_of_megabytes_go_down_in_pieces",
         "system/test_frozen.py::test_a_frozen_replica_is_left_and_the_answer_goes_on",
-    ),
+    )
 ]
 
 TOKENS, FRAMES = 150, 300
@@ -121,11 +121,8 @@ async def test_one_of_them_is_killed(house: Fleet, whole: WholeTalk, kind: str, 
     kind = lengths.draw(kind, ["thinker", "talker"], seed)
     strikes = MOMENTS[lengths.draw(moment, MOMENTS, seed)]
 
-    async def kill() -> None:
-        await killed_holder(house, kind)
-
     async with disturbed(house, alike=False, after=question(seed, tokens=5, frames=5)) as stub:
-        answer = await ask_through(stub, whole.asked, DisturbanceStep(strikes, kill))
+        answer = await ask_through(stub, whole.asked, kill_when(strikes, house, kind))
         assert len(answer.failovers) == 1
         whole.check_same(answer)
 

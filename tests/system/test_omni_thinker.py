@@ -15,7 +15,7 @@ import pytest_asyncio
 from helpers import lengths, media_files
 from helpers.ask import WholeAnswer, ask, refused
 from helpers.converse import ConverseStream, TurnFailed, file_chunks, on_port
-from helpers.disturbed import DisturbanceStep, ask_through, begun, disturbed, killed_holder, text_chunks
+from helpers.disturbed import ask_through, begun, disturbed, kill_when, text_chunks
 from helpers.fleet import Fleet, fleet
 from helpers.servers import all_free, omni_stub
 from omnistage.client import AsyncOmni, Video
@@ -31,7 +31,7 @@ pytestmark = [
         "router/test_converse.py::test_a_thinker_that_is_lost_while_it_is_sent_a_film",
         "cli/test_attached.py::test_a_film_that_is_larger_than_a_request_is_streamed",
         "models/contract/test_contract.py::test_contract_of_a_slow_model",
-    ),
+    )
 ]
 
 TOKENS = 60
@@ -68,17 +68,13 @@ def long_film(seed: int) -> stage_pb2.Media:
 
 
 @pytest.mark.parametrize(
-    "moment",
-    [pytest.param(begun, id="while it reads"), pytest.param(text_chunks(5), id="while it writes", marks=lengths.LONG)],
+    "moment", [pytest.param(begun, id="while it reads"), pytest.param(text_chunks(5), id="while it writes", marks=lengths.LONG)]
 )
 async def test_a_thinker_is_killed(house: Fleet, moment: Callable[[WholeAnswer], bool], seed: int) -> None:
     asked = question(seed, long_film(seed), stage_pb2.Media(data=media_files.picture(seed), media_type="image/png"))
 
-    async def kill() -> None:
-        await killed_holder(house, "thinker")
-
     async with disturbed(house, alike=False, after=question(seed, tokens=5)) as stub:
-        answer = await ask_through(stub, asked, DisturbanceStep(moment, kill))
+        answer = await ask_through(stub, asked, kill_when(moment, house, "thinker"))
         answer.check_whole()
         assert len(answer.failovers) == 1
         assert answer.text() == (await ask(stub, asked)).text()
@@ -112,12 +108,9 @@ def with_nothing(film: bytes, nothing: int) -> bytes:
 
 
 async def test_a_thinker_is_killed_while_it_writes_of_what_was_streamed(house: Fleet, streamed: StreamedAnswer, seed: int) -> None:
-    async def kill() -> None:
-        await killed_holder(house, "thinker")
-
     async with disturbed(house, alike=False, after=question(seed, tokens=5)) as stub:
         sent = {"media0": file_chunks("media0", streamed.film, [10_000])}
-        answer = await ConverseStream(stub).turn(streamed.asked, sent, None, DisturbanceStep(text_chunks(5), kill))
+        answer = await ConverseStream(stub).turn(streamed.asked, sent, None, kill_when(text_chunks(5), house, "thinker"))
         answer.check_whole()
         assert [failover.kind for failover in answer.failovers] == [stage_pb2.STAGE_KIND_THINKER]
         assert answer.tokens() == streamed.tokens
@@ -128,13 +121,12 @@ async def test_a_thinker_is_killed_and_more_was_streamed_to_it_than_is_kept(hous
     """The client is told what was lost, when to ask again, and what to do; it does so, and in the same call."""
     large = with_nothing(streamed.film, REPLAY_BYTES)
 
-    async def kill() -> None:
-        await killed_holder(house, "thinker")
-
     async with disturbed(house, alike=False, after=question(seed, tokens=5)) as stub:
         conversation = ConverseStream(stub)
         with pytest.raises(TurnFailed) as told:
-            await conversation.turn(streamed.asked, {"media0": file_chunks("media0", large)}, None, DisturbanceStep(text_chunks(5), kill))
+            await conversation.turn(
+                streamed.asked, {"media0": file_chunks("media0", large)}, None, kill_when(text_chunks(5), house, "thinker")
+            )
         failed = told.value.failed
         assert (failed.reason, failed.code, failed.metadata["stage"]) == ("STAGE_LOST", grpc.StatusCode.UNAVAILABLE.value[0], "thinker")
         assert failed.retry_delay.ToTimedelta().total_seconds() > 0 and "ask and stream it again" in failed.message

@@ -22,7 +22,7 @@ pytestmark = [
         "client/test_drawing.py::test_generate_draws_where_nothing_else_can_be_done",
         "models/diffusers/test_pipelines.py::test_a_picture_is_that_of_the_pipeline",
         unkept="A client starts a stack that draws by the name of a checkpoint.",
-    ),
+    )
 ]
 
 SIDE = 64

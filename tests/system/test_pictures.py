@@ -21,7 +21,7 @@ from PIL import Image
 
 from helpers import lengths, media_files
 from helpers.ask import WholeAnswer, ask, read, refused
-from helpers.disturbed import DisturbanceStep, ask_through, disturbed, holder, killed_holder
+from helpers.disturbed import DisturbanceStep, ask_through, disturbed, holder, kill_when
 from helpers.drawings import checkpoint
 from helpers.drawn import check_near, drawing, drawn_by_diffusers, files_of, pixels, steps_of
 from helpers.fleet import Fleet
@@ -231,12 +231,9 @@ async def test_one_is_killed_in_mid_picture(house: Fleet, seed: int, killed_at: 
     at, kept = int(killed_at), KEPT[killed_at]
     asked = drawing("a hill", seed, width=128, height=128, steps=250)
 
-    async def kill() -> None:
-        await killed_holder(house, "painter")
-
     async with disturbed(house, alike=False, after=drawing("after")) as stub:
         answer = await ask_through(
-            stub, asked, DisturbanceStep(lambda answer: bool(steps_of(answer)) and steps_of(answer)[-1][0] >= at, kill)
+            stub, asked, kill_when(lambda answer: bool(steps_of(answer)) and steps_of(answer)[-1][0] >= at, house, "painter")
         )
         answer.check_whole()
         assert len(answer.failovers) == 1
@@ -258,11 +255,8 @@ async def test_those_of_one_that_is_killed_go_on_beside_those_of_the_other(house
     """Each is what it is alone, to rounding: from there on all share the steps of one process."""
     asked = [drawing("hill " * (1 + n), seed + n, steps=100 + 10 * n, guidance_scale=n % 3) for n in range(4)]
 
-    async def kill() -> None:
-        await killed_holder(house, "painter")
-
     async with disturbed(house, alike=False, after=drawing("after")) as stub:
-        halfway = DisturbanceStep(lambda answer: bool(steps_of(answer)) and steps_of(answer)[-1][0] >= 30, kill)
+        halfway = kill_when(lambda answer: bool(steps_of(answer)) and steps_of(answer)[-1][0] >= 30, house, "painter")
         answers = await asyncio.gather(ask_through(stub, asked[0], halfway), *(ask(stub, one) for one in asked[1:]))
         assert 0 < sum(len(answer.failovers) for answer in answers) < 4
         for one, answer in zip(asked, answers, strict=True):

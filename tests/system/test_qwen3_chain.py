@@ -37,7 +37,7 @@ pytestmark = [
         "gateway/test_chat.py::test_text_and_samples_are_those_over_grpc",
         "gateway/test_chat.py::test_what_an_earlier_sound_said_stands_for_its_id",
         "system/test_chat_over_http.py::test_a_text_keeps_to_a_schema",
-    ),
+    )
 ]
 
 FAMILY = FAMILIES["qwen3_omni"]

@@ -24,6 +24,7 @@ from helpers.disturbed import (
     begun,
     disturbed,
     holder,
+    kill_when,
     killed_holder,
     nothing_left,
     restore,
@@ -59,11 +60,8 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 async def test_a_stage_is_killed(toys: Fleet, kind: str, moment: str, seed: int) -> None:
     moment, lost = lengths.draw(moment, MOMENTS, seed), []
 
-    async def kill() -> None:
-        lost.append(toys.address(await killed_holder(toys, kind)))
-
     async with disturbed(toys) as stub:
-        answer = await ask_through(stub, request("hello", seed, thinker=LONG), DisturbanceStep(MOMENTS[moment], kill))
+        answer = await ask_through(stub, request("hello", seed, thinker=LONG), kill_when(MOMENTS[moment], toys, kind, lost))
         answer.check_toy(seed, "hello", TOKENS)
         answer.check_unspoken(MUTE_EVERY)
         # On a busy machine, the stage before it may not find another one in time, and is then the one that is replaced.
@@ -74,7 +72,7 @@ async def test_a_stage_is_killed(toys: Fleet, kind: str, moment: str, seed: int)
 @lengths.long_form(
     "stage/test_resampling.py::test_a_stage_goes_on_at_any_sample",
     "stage/test_resampling.py::test_it_is_soxr_of_the_whole",
-    "link/test_killed_stages.py::test_a_code2wav_is_killed_and_the_next_one_gets_the_window_that_it_needs",
+    "link/test_chain.py::test_a_code2wav_is_killed_and_the_next_one_gets_the_window_that_it_needs",
 )
 @lengths.one_or_all("rate", ["8000", "16000", "44100"])
 async def test_sound_at_another_rate_goes_on_after_a_kill(toys: Fleet, rate: str, seed: int) -> None:
@@ -85,11 +83,8 @@ async def test_sound_at_another_rate_goes_on_after_a_kill(toys: Fleet, rate: str
     code2wav = stage_pb2.Code2WavParams(sample_rate_hz=rate_hz, encoding=chunk_pb2.AUDIO_ENCODING_FLOAT32)
     asked = request("hello", seed, thinker=LONG, code2wav=code2wav)
 
-    async def kill() -> None:
-        await killed_holder(toys, "code2wav")
-
     async with disturbed(toys) as stub:
-        answers = [await ask_through(stub, asked), await ask_through(stub, asked, DisturbanceStep(MOMENTS["in mid speech"], kill))]
+        answers = [await ask_through(stub, asked), await ask_through(stub, asked, kill_when(MOMENTS["in mid speech"], toys, "code2wav"))]
         for answer in answers:
             answer.check_whole()
             assert {chunk.audio.sample_rate_hz for chunk in answer.of("audio") if chunk.count} == {rate_hz}
@@ -100,19 +95,16 @@ async def test_sound_at_another_rate_goes_on_after_a_kill(toys: Fleet, rate: str
 
 
 @lengths.long_form(
-    "link/test_killed_stages.py::test_every_replica_is_lost_in_turn_and_each_item_comes_once",
+    "link/test_chain.py::test_every_replica_is_lost_in_turn_and_each_item_comes_once",
     "system/test_resume.py::test_a_second_kill_hits_the_resume",
 )
 @lengths.one_or_all("kind", CHAIN)
 async def test_a_stage_is_killed_and_then_the_one_that_replaced_it(toys: Fleet, kind: str, seed: int) -> None:
     kind = lengths.draw(kind, CHAIN, seed)
 
-    async def kill() -> None:
-        await killed_holder(toys, kind)
-
     async with disturbed(toys) as stub:
         answer = await ask_through(
-            stub, request("hello", seed, thinker=LONG), DisturbanceStep(text_chunks(5), kill), DisturbanceStep(text_chunks(25), kill)
+            stub, request("hello", seed, thinker=LONG), kill_when(text_chunks(5), toys, kind), kill_when(text_chunks(25), toys, kind)
         )
         answer.check_toy(seed, "hello", TOKENS)
         assert len(answer.failovers) == 2
@@ -141,22 +133,16 @@ async def test_a_second_kill_hits_the_resume(toys: Fleet, pair: str, seed: int) 
 
 @lengths.long_form(
     "link/test_chain.py::test_a_stage_of_each_kind_is_killed_one_after_the_other",
-    "link/test_killed_stages.py::test_tensors_in_shared_memory_are_sent_again_and_all_free_in_the_end",
+    "link/test_chain.py::test_tensors_in_shared_memory_are_sent_again_and_all_free_in_the_end",
 )
 async def test_a_thinker_is_lost_and_then_a_talker(toys: Fleet, seed: int) -> None:
     """The second Talker has never seen the memory of the first Thinker, from which the answer began."""
     lost = []
 
-    async def kill_thinker() -> None:
-        lost.append(toys.address(await killed_holder(toys, "thinker")))
-
-    async def kill_talker() -> None:
-        lost.append(toys.address(await killed_holder(toys, "talker")))
-
     async with disturbed(toys) as stub:
         steps = [
-            DisturbanceStep(text_chunks(10), kill_thinker),
-            DisturbanceStep(lambda answer: text_chunks(30)(answer) and bool(answer.failovers), kill_talker),
+            kill_when(text_chunks(10), toys, "thinker", lost),
+            kill_when(lambda answer: text_chunks(30)(answer) and bool(answer.failovers), toys, "talker", lost),
         ]
         answer = await ask_through(stub, request("hello", seed, thinker=LONG), *steps)
         answer.check_toy(seed, "hello", TOKENS)
@@ -189,14 +175,10 @@ async def test_a_diffusion_is_killed(tmp_path: Path, steps_done: str, seed: int)
     """The next one draws the pictures that are missing from their first step on; progress begins anew."""
     done = int(lengths.draw(steps_done, ["0", "2"], seed))
     with fleet(tmp_path, kinds=("diffusion",), pipeline="toy-picture", options={"interval_s": 0.5}) as running:
-
-        async def kill() -> None:
-            await killed_holder(running, "diffusion")
-
         params = stage_pb2.DiffusionParams(prompt="grey", width=8, height=8, steps=6, results=2)
         asked = omni_pb2.GenerateRequest(seed=seed, diffusion=params)
         async with omni_stub(running.address("router")) as stub:
-            moment = DisturbanceStep(lambda answer: begun(answer) and len(answer.of("progress")) >= done, kill)
+            moment = kill_when(lambda answer: begun(answer) and len(answer.of("progress")) >= done, running, "diffusion")
             answer = await ask_through(stub, asked, moment)
             assert len(answer.failovers) == 1
             pictures = [chunk.image.data.data for chunk in answer.of("image") if chunk.count]

@@ -22,7 +22,7 @@ from helpers.disturbed import (
     continued,
     disturbed,
     joined,
-    killed_holder,
+    kill_when,
     text_chunks,
 )
 from helpers.fleet import Fleet, fleet
@@ -97,12 +97,9 @@ def check_same(answer: WholeAnswer, whole: WholeAnswer) -> None:
 async def test_words_are_the_same_whoever_is_killed(house: Fleet, whole: WholeAnswer, kind: str, moment: str, seed: int) -> None:
     kind = lengths.draw(kind, KINDS, seed)
 
-    async def kill() -> None:
-        await killed_holder(house, kind)
-
     strikes = MOMENTS[lengths.draw(moment, MOMENTS, seed)]
     async with disturbed(house, alike=False, after=question(tokens=5)) as stub:
-        answer = await ask_through(stub, question(), DisturbanceStep(strikes, kill))
+        answer = await ask_through(stub, question(), kill_when(strikes, house, kind))
         assert len(answer.failovers) == 1
         check_same(answer, whole)
 

@@ -16,7 +16,7 @@ import pytest_asyncio
 from helpers import lengths
 from helpers.ask import WholeAnswer, ask, read, read_all, refused, request
 from helpers.collector import CollectedSpan, Collector, collector
-from helpers.disturbed import SLOW, SLOWER_SOUND, DisturbanceStep, ask_through, killed_holder, text_chunks
+from helpers.disturbed import SLOW, SLOWER_SOUND, ask_through, kill_when, text_chunks
 from helpers.fleet import fleet
 from helpers.ports import take_address
 from helpers.servers import CHAIN, ServerProcess, ServerProcesses, omni_stub, stack
@@ -232,13 +232,9 @@ async def test_a_killed_stage_is_an_event_where_it_was_replaced(tmp_path: Path, 
         with fleet(
             tmp_path, replicas={"talker": 2}, options=SLOW, options_of=SLOWER_SOUND, stage_args=arguments, router_args=arguments
         ) as toys:
-
-            async def kill() -> None:
-                killed.append(toys.address(await killed_holder(toys, "talker")))
-
             async with omni_stub(toys.address("router")) as stub:
                 asked = request("hello", seed, thinker={"max_tokens": 150, "ignore_eos": True})
-                answer = await ask_through(stub, asked, DisturbanceStep(text_chunks(5), kill))
+                answer = await ask_through(stub, asked, kill_when(text_chunks(5), toys, "talker", killed))
         (line,) = lines(toys.server("router"), "answer.done")
         answer.check_toy(seed, "hello", 150)
         (other,) = [toys.address(name) for name in toys.of("talker") if toys.address(name) not in killed]
