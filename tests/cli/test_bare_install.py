@@ -23,23 +23,14 @@ def python(environment: dict[str, str], *words: str) -> subprocess.CompletedProc
 def test_the_command_says_what_to_install(bare: dict[str, str]) -> None:
     for words in (("ask", "Hi"), ("--help",), ()):
         done = python(bare, "-m", "omnistage.cli", *words)
-        assert done.returncode == 1
-        assert done.stdout == ""
+        assert (done.returncode, done.stdout) == (1, "")
         error, hint = done.stderr.splitlines()
-        assert error.startswith("error: ")
-        assert "typer" in error
-        assert INSTALL in hint
+        assert error.startswith("error: ") and "typer" in error and INSTALL in hint
 
 
 def test_a_private_stack_says_what_to_install(bare: dict[str, str]) -> None:
-    code = """
-from omnistage.client import Omni, StackError
-try:
-    Omni()
-except StackError as error:
-    print(error, error.hint, sep="\\n")
-"""
-    done = python(bare, "-c", code)
+    code = "try:\n    Omni()\nexcept StackError as error:\n    print(error, error.hint, sep='\\n')"
+    done = python(bare, "-c", f"from omnistage.client import Omni, StackError\n{code}")
     assert (done.returncode, done.stderr) == (0, "")
     error, hint = done.stdout.splitlines()
     assert error.endswith(f"{INSTALL}") and "address='HOST:PORT'" in hint
@@ -49,13 +40,11 @@ except StackError as error:
 def test_the_client_asks_a_router_that_runs(bare: dict[str, str], toy_address: str) -> None:
     code = "import sys\nfrom omnistage.client import Omni\nwith Omni(address=sys.argv[1]) as omni:\n    print(omni.say('one two').text)"
     done = python(bare, "-c", code, toy_address)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["one", "two"]
+    assert (done.returncode, done.stdout.split()) == (0, ["one", "two"]), done.stderr
 
 
 def test_the_default_model_says_what_to_install(tmp_path: Path) -> None:
     done = python(bare_environment(tmp_path, "cli"), "-m", "omnistage.cli", "ask", "Hi")
-    assert done.returncode == 1
     error, hint = done.stderr.splitlines()
     assert error.startswith("error: the models of smol need packages that are not installed: torch")
-    assert INSTALL in hint
+    assert done.returncode == 1 and INSTALL in hint

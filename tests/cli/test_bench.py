@@ -20,7 +20,9 @@ from typer.testing import CliRunner
 
 from helpers import lengths, servers
 from helpers.command import omnistage
+from helpers.output import object_of, refusal
 from helpers.terminal import CTRL_C, Terminal
+from helpers.toy_pipeline import toy_pipeline
 from helpers.waiting import until
 from omnistage.cli.bench.prompts import QUESTIONS
 from omnistage.cli.bench.run import Stop
@@ -33,16 +35,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
-SLOW = """
-name: slow
-description: Takes its time.
-inputs: [text]
-outputs: [text]
-stages:
-  - kind: thinker
-    family: toy
-    options: {interval_s: 0.05}
-"""
 
 ENDLESS: Options = {"max_tokens": 2000, "min_tokens": 2000, "ignore_eos": True, "timeout_s": 110.0}
 
@@ -68,9 +60,8 @@ def bench(*words: str | Path) -> subprocess.CompletedProcess[str]:
 def measured(*words: str | Path) -> dict[str, Any]:
     """The object of a run that goes well."""
     done = bench(*words, "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    assert done.stderr == ""
+    return object_of(done)
 
 
 @pytest.mark.parametrize(
@@ -118,9 +109,8 @@ def test_the_page_tells_every_figure_and_every_key() -> None:
 @pytest.fixture(scope="module")
 def slow_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """HOST:PORT of a router that takes one answer at a time, of many seconds."""
-    pipeline = tmp_path_factory.mktemp("slow") / "slow.yaml"
-    pipeline.write_text(SLOW)
-    with servers.toy_address(pipeline.parent, str(pipeline), "--max-sessions", "1") as address:
+    folder = tmp_path_factory.mktemp("slow")
+    with servers.toy_address(folder, toy_pipeline(folder, interval_s=0.05), "--max-sessions", "1") as address:
         yield address
 
 
@@ -241,18 +231,14 @@ def test_what_cannot_be_measured_is_one_line(
     toy_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], error: str, hint: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = bench("--address", toy_address, *words, "--json")
-    assert (done.returncode, done.stdout) == (1, "")
-    told, *advice = done.stderr.splitlines()
+    told, *advice = refusal("bench", "--address", toy_address, *words, "--json")
     assert told.startswith("error: ") and error in told
     assert [line.startswith("hint: ") and hint in line for line in advice] == ([True] if hint else [])
     assert list(tmp_path.iterdir()) == []
 
 
 def test_without_a_router_nothing_is_started() -> None:
-    done = bench("-n", "1")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "--address HOST:PORT" in done.stderr
+    assert "--address HOST:PORT" in "\n".join(refusal("bench", "-n", "1"))
 
 
 # On a terminal

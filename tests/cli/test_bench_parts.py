@@ -14,31 +14,10 @@ import pytest
 
 from helpers import peer
 from helpers.waiting import until
-from omnistage.cli.bench.level import (
-    Closed,
-    Extent,
-    Failure,
-    Level,
-    Measured,
-    Open,
-    Sample,
-    TokenArrival,
-    due_times_s,
-    pause_s,
-    per_token_s,
-    take,
-)
-from omnistage.cli.bench.prompts import (
-    LAST_SEED,
-    QUESTIONS,
-    WORDS,
-    BenchPrompt,
-    NumberRange,
-    Questions,
-    RandomWords,
-    built_in_prompts,
-    of_file,
-)
+from omnistage.cli.bench import level as levels
+from omnistage.cli.bench import prompts as bench_prompts
+from omnistage.cli.bench.level import Closed, Extent, Failure, Level, Measured, Open, Sample, TokenArrival, due_times_s, pause_s
+from omnistage.cli.bench.prompts import BenchPrompt, NumberRange, Questions, RandomWords, built_in_prompts, of_file
 from omnistage.cli.bench.results import number
 from omnistage.cli.bench.summary import Distribution, Objectives, Summary
 from omnistage.client import AsyncOmni
@@ -69,7 +48,7 @@ def percentile(values: list[float], percent: float) -> float:
 def test_a_distribution_is_what_is_worked_out_by_hand(seed: int, count: int) -> None:
     values = [float(value) for value in np.random.default_rng(seed).lognormal(size=count)]
     found = Distribution.of(values)
-    assert found is not None
+    assert found is not None and Distribution.of([]) is None
     assert found.count == count
     assert found.mean == pytest.approx(math.fsum(values) / count)
     assert found.max == max(values)
@@ -77,15 +56,11 @@ def test_a_distribution_is_what_is_worked_out_by_hand(seed: int, count: int) -> 
         assert getattr(found, name) == pytest.approx(percentile(values, percent))
 
 
-def test_of_nothing_there_is_no_distribution() -> None:
-    assert Distribution.of([]) is None
-
-
 def test_time_per_token_leaves_out_the_first_message() -> None:
     pieces = [TokenArrival(1.0, 3), TokenArrival(1.5, 1), TokenArrival(2.2, 4)]
-    assert per_token_s(pieces) == pytest.approx((2.2 - 1.0) / 5)
-    assert per_token_s(pieces[:1]) is None
-    assert per_token_s([]) is None
+    assert levels.per_token_s(pieces) == pytest.approx((2.2 - 1.0) / 5)
+    assert levels.per_token_s(pieces[:1]) is None
+    assert levels.per_token_s([]) is None
 
 
 async def test_what_came_in_one_message_came_at_one_time() -> None:
@@ -97,7 +72,7 @@ async def test_what_came_in_one_message_came_at_one_time() -> None:
     question = Questions("ask", built_in_prompts(to_draw=False), {}).at(0)
     router = peer.PlayingPeer(None, [peer.event(peer.STARTED), *batches, peer.event(peer.USAGE)])
     async with peer.listening(router) as wire, AsyncOmni(address=wire.address) as omni:
-        one_by_one, together = [(await take(omni, question, 0.0, 0.0)).outcome for _ in range(2)]
+        one_by_one, together = [(await levels.take(omni, question, 0.0, 0.0)).outcome for _ in range(2)]
     assert isinstance(one_by_one, Measured) and isinstance(together, Measured)
     assert (one_by_one.tokens, len(one_by_one.itl_s)) == (12, 5)
     assert (together.tokens, len(together.itl_s)) == (12, 1)
@@ -212,11 +187,7 @@ async def test_a_level_of_so_many_seconds_ends(load: Closed | Open, most: int) -
 
 @pytest.mark.parametrize(("retry_s", "waits_s"), [(0.25, 0.25), (100.0, 5.0), (None, 0.0), (0.0, 0.0)])
 def test_who_is_turned_away_waits_as_long_as_was_said_but_never_for_minutes(retry_s: float | None, waits_s: float) -> None:
-    assert pause_s(turned_away(retry_s)) == waits_s
-
-
-def test_who_is_answered_asks_on_at_once() -> None:
-    assert pause_s(answer()) == 0.0
+    assert pause_s(turned_away(retry_s)) == waits_s and pause_s(answer()) == 0.0
 
 
 async def test_a_closed_loop_waits_before_it_asks_again() -> None:
@@ -287,13 +258,13 @@ def test_words_are_the_same_for_the_same_seed_and_number() -> None:
     texts = [prompts.at(number).text for number in range(200)]
     assert texts == [RandomWords(NumberRange(5, 9), 3).at(number).text for number in range(200)]
     assert {len(text.split()) for text in texts} == {5, 6, 7, 8, 9}
-    assert len(set(texts)) == 200 and {word for text in texts for word in text.split()} <= set(WORDS)
+    assert len(set(texts)) == 200 and {word for text in texts for word in text.split()} <= set(bench_prompts.WORDS)
     assert texts != [RandomWords(NumberRange(5, 9), 4).at(number).text for number in range(200)]
 
 
 def test_built_in_prompts_differ() -> None:
-    assert len(set(QUESTIONS)) == len(QUESTIONS) >= 30
-    assert {built_in_prompts(to_draw=True).at(number).text for number in range(100)}.isdisjoint(QUESTIONS)
+    assert len(set(bench_prompts.QUESTIONS)) == len(bench_prompts.QUESTIONS) >= 30
+    assert {built_in_prompts(to_draw=True).at(number).text for number in range(100)}.isdisjoint(bench_prompts.QUESTIONS)
 
 
 def test_prompts_of_a_file(tmp_path: Path) -> None:
@@ -303,9 +274,9 @@ def test_prompts_of_a_file(tmp_path: Path) -> None:
     assert of_file(lines).prompts == [BenchPrompt("One?"), BenchPrompt('{"prompt": "no object here"}')]
     found = of_file(objects)
     assert [found.at(number) for number in range(3)] == [BenchPrompt("Long?", 64), BenchPrompt("Short?"), BenchPrompt("Long?", 64)]
-    asked = Questions("ask", found, {"max_tokens": 10}, seed=LAST_SEED - 1)
+    asked = Questions("ask", found, {"max_tokens": 10}, seed=bench_prompts.LAST_SEED - 1)
     assert [(asked.at(number).text, asked.at(number).options["max_tokens"], asked.at(number).seed) for number in (0, 1)] == [
-        ("Long?", 64, LAST_SEED - 1),
+        ("Long?", 64, bench_prompts.LAST_SEED - 1),
         ("Short?", 10, 0),
     ]
     assert "max_tokens" not in Questions("say", found, {}).at(0).options, "what is spoken has its length"

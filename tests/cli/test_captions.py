@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from helpers import lengths
 from helpers.command import omnistage
+from helpers.output import refusal
 from omnistage.cli.make.speak import MAX_CHARACTERS, captions, write_captions
 from omnistage.client.events import SpokenWord
 
@@ -40,12 +41,11 @@ def test_every_word_is_in_one_caption(given_words: list[str]) -> None:
 
 def test_both_formats(tmp_path: Path) -> None:
     words = [*spoken("Dr.\nLee", "<b>&", "went."), *spoken("Late.", begin_s=3725.05)]
-    write_captions(words, tmp_path / "draft", ".srt")
-    first = "1\n00:00:00,000 --> 00:00:01,100\nDr. Lee <b>& went.\n"
-    assert (tmp_path / "draft").read_text() == first + "\n2\n01:02:05,050 --> 01:02:05,350\nLate.\n"
-    write_captions(words, tmp_path / "draft", ".vtt")
-    first = "WEBVTT\n\n1\n00:00:00.000 --> 00:00:01.100\nDr. Lee &lt;b&gt;&amp; went.\n"
-    assert (tmp_path / "draft").read_text() == first + "\n2\n01:02:05.050 --> 01:02:05.350\nLate.\n"
+    srt = "1\n00:00:00,000 --> 00:00:01,100\nDr. Lee <b>& went.\n\n2\n01:02:05,050 --> 01:02:05,350\nLate.\n"
+    vtt = "WEBVTT\n\n1\n00:00:00.000 --> 00:00:01.100\nDr. Lee &lt;b&gt;&amp; went.\n\n2\n01:02:05.050 --> 01:02:05.350\nLate.\n"
+    for form, text in ((".srt", srt), (".vtt", vtt)):
+        write_captions(words, tmp_path / "draft", form)
+        assert (tmp_path / "draft").read_text() == text
 
 
 @lengths.long_form(
@@ -65,10 +65,8 @@ def test_what_is_said_with_the_default_voice_has_its_captions(tmp_path: Path) ->
 
 
 def test_a_pipeline_that_tells_no_words_is_told_by_the_name_of_the_option(toy_address: str, tmp_path: Path) -> None:
-    for command in (["say", "Hi"], ["ask", "Hi"]):
-        done = omnistage(*command, "--captions", tmp_path / "x.vtt", "--address", toy_address)
-        told, hint = done.stderr.splitlines()
-        assert (done.returncode, done.stdout) == (1, "")
-        assert told == "error: --captions: toy gives text, audio, not 'alignment'"
+    for command in ("say", "ask"):
+        error, hint = refusal(command, "Hi", "--captions", tmp_path / "x.vtt", "--address", toy_address)
+        assert error == "error: --captions: toy gives text, audio, not 'alignment'"
         assert hint.startswith("hint: Leave --captions out")
     assert list(tmp_path.iterdir()) == []

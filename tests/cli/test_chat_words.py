@@ -13,7 +13,7 @@ import pytest
 
 from helpers.command import omnistage
 from helpers.families import PICTURE, SOUND
-from helpers.talking import ALT_ENTER, CTRL_D, ENTER, PASTE, PASTED, PROMPT, alone_here, talk
+from helpers.talking import ALT_ENTER, END, ENTER, PASTE, PASTED, PROMPT, alone_here, entry, talk
 from helpers.terminal import words_of
 from omnistage.cli.chat.lines import MentionedFile, find_files, find_named_file
 from omnistage.cli.chat.talk import WORDS, help_lines
@@ -70,12 +70,9 @@ def test_files_go_with_the_next_message(address: str, files: Path) -> None:
     """Behind a word, dropped onto the terminal, or within a message; the model gets them as the client would send them."""
     cat, mine = files / "cat.png", files / "my cat.png"
     talk(
-        *(address, (PROMPT, b"/image cat.png" + ENTER), ("with the next message: cat.png (picture)", b"")),
-        *((PROMPT, b"/audio question.wav What is this?" + ENTER), ("ttft", b"")),
-        *((PROMPT, f"'{mine}' ".encode() + ENTER), ("with the next message: my cat.png (picture)", b"")),
-        *((PROMPT, b"And this?" + ENTER), ("ttft", b"")),
-        *((PROMPT, f"Is ./cat.png like {files}/my\\ cat.png?".encode() + ENTER), ("ttft", b"")),
-        *((PROMPT, b"question.wav" + ENTER), ("question.wav (sound)", b""), (PROMPT, ENTER), ("ttft", b""), (PROMPT, CTRL_D)),
+        *(address, *entry("/image cat.png", "with the next message: cat.png (picture)"), *entry("/audio question.wav What is this?")),
+        *(*entry(f"'{mine}' ", "with the next message: my cat.png (picture)"), *entry("And this?")),
+        *(*entry(f"Is ./cat.png like {files}/my\\ cat.png?"), *entry("question.wav", "question.wav (sound)"), *entry(""), *END),
         words=("--seed", "3", "--pipeline", "toy-omni"),
     )
     sound = {"type": "audio", "audio": str(files / "question.wav")}
@@ -95,21 +92,12 @@ def test_files_go_with_the_next_message(address: str, files: Path) -> None:
 def test_files_are_listed_dropped_and_refused(address: str, files: Path) -> None:
     """A refused file costs neither the conversation nor the next message."""
     terminal = talk(
-        *(address, (PROMPT, b"/image" + ENTER), ("nothing goes with the next message; /image F gives a file", b"")),
-        *((PROMPT, b"/image nope.png" + ENTER), ("cannot read nope.png", b"")),
-        *((PROMPT, b"/image notes.txt" + ENTER), ("not a picture", b"")),
-        *((PROMPT, b"/video clip.mp4" + ENTER), ("not video", b"")),
-        *((PROMPT, b"/image cat.png" + ENTER), ("/image off leaves it out", b"")),
-        *((PROMPT, b"/audio" + ENTER), ("with the next message: cat.png (picture)", b"")),
-        *((PROMPT, b"/image off" + ENTER), ("nothing goes with the next message", b"")),
-        *((PROMPT, b"/tmp" + ENTER), ("there is no /tmp", b""), (PROMPT, b"./notes.txt" + ENTER), ("ttft", b"")),
-        *(
-            (PROMPT, b"/imege cat.png" + ENTER),
-            ("did you mean /image?", b""),
-            (PROMPT, b"/speed 9" + ENTER),
-            ("/speed 9: give X, 0.5 to 2", b""),
-            (PROMPT, b"/bye" + ENTER),
-        ),
+        *(address, *entry("/image", "nothing goes with the next message; /image F gives a file")),
+        *(*entry("/image nope.png", "cannot read nope.png"), *entry("/image notes.txt", "not a picture")),
+        *(*entry("/video clip.mp4", "not video"), *entry("/image cat.png", "/image off leaves it out")),
+        *(*entry("/audio", "with the next message: cat.png (picture)"), *entry("/image off", "nothing goes with the next message")),
+        *(*entry("/tmp", "there is no /tmp"), *entry("./notes.txt"), *entry("/imege cat.png", "did you mean /image?")),
+        *(*entry("/speed 9", "/speed 9: give X, 0.5 to 2"), (PROMPT, b"/bye" + ENTER)),
         words=("--seed", "3"),
     )
     assert [turn["content"] for turn in turns(files)[::2]] == ["./notes.txt"]
@@ -121,11 +109,10 @@ def test_a_file_that_is_refused_costs_one_question(address: str, files: Path) ->
     (files / "broken.png").write_bytes(png(PICTURE)[:40])
     (files / "large.png").write_bytes(png(np.zeros((600, 600), np.uint8)))
     talk(
-        *(address, (PROMPT, b"/image broken.png What?" + ENTER), ("broken.png: this is no whole PNG", b"")),
-        *(("left out: broken.png (picture); the question was: What?", b""), (PROMPT, b"Hi" + ENTER), ("ttft", b"")),
-        *((PROMPT, b"./cat.png ./large.png and?" + ENTER), ("large.png: send an 8-bit grey PNG", b"")),
-        *(("left out: large.png", b""), ("with the next message: cat.png (picture)", b"")),
-        *((PROMPT, b"This" + ENTER), ("ttft", b""), (PROMPT, CTRL_D)),
+        *(address, *entry("/image broken.png What?", "broken.png: this is no whole PNG")),
+        *(("left out: broken.png (picture); the question was: What?", b""), *entry("Hi")),
+        *(*entry("./cat.png ./large.png and?", "large.png: send an 8-bit grey PNG"), ("left out: large.png", b"")),
+        *(("with the next message: cat.png (picture)", b""), *entry("This"), *END),
         words=("--seed", "3"),
     )
     assert [turn["content"] for turn in turns(files)[::2]] == ["Hi", [image(files / "cat.png"), text("This")]]
@@ -133,20 +120,17 @@ def test_a_file_that_is_refused_costs_one_question(address: str, files: Path) ->
 
 def test_a_question_that_fails_by_itself_keeps_its_files(address: str, files: Path) -> None:
     talk(
-        *(address, (PROMPT, b"/image cat.png" + ENTER), ("with the next message", b""), (PROMPT, b"What?" + ENTER), ("nobody", b"")),
-        *(("with the next message: cat.png", b""), (PROMPT, b"/voice off" + ENTER), ("voice: as usual", b"")),
-        *((PROMPT, b"What?" + ENTER), ("ttft", b""), (PROMPT, CTRL_D)),
+        *(address, *entry("/image cat.png", "with the next message"), *entry("What?", "nobody"), ("with the next message: cat.png", b"")),
+        *(*entry("/voice off", "voice: as usual"), *entry("What?"), *END),
         words=("--voice", "nobody"),
     )
     assert turns(files)[0]["content"] == [image(files / "cat.png"), text("What?")]
 
 
 def test_a_pipeline_that_takes_no_pictures_goes_on_without_them(address: str, files: Path) -> None:
-    talk(
-        *(address, (PROMPT, b"./cat.png What?" + ENTER), ("ttft", b""), (PROMPT, b"/model toy" + ENTER), ("pipeline: toy", b"")),
-        *((PROMPT, b"Again" + ENTER), ("cat.png is no longer part of the conversation", b""), ("ttft", b""), (PROMPT, CTRL_D)),
-        words=("--seed", "3", "--system", "Be brief."),
-    )
+    again = (*entry("Again", "cat.png is no longer part of the conversation"), ("ttft", b""))
+    steps = (*entry("./cat.png What?"), *entry("/model toy", "pipeline: toy"), *again, *END)
+    talk(address, *steps, words=("--seed", "3", "--system", "Be brief."))
     assert turns(files)[0]["content"] == [text("[cat.png]"), text("What?")]
 
 
@@ -164,20 +148,11 @@ def test_a_pipeline_that_there_is_not_is_told_whatever_asks_for_it(address: str,
 
 @pytest.mark.parametrize("word", ["/pipeline", "/model"])
 def test_another_pipeline_goes_on_with_the_conversation(address: str, files: Path, word: str) -> None:
-    typed = word.encode()
     talk(
-        *(address, (PROMPT, b"Hi" + ENTER), ("ttft", b""), (PROMPT, typed + b" tyo" + ENTER), ("did you mean toy?", b"")),
-        *((PROMPT, typed + ENTER), ("toy-omni: takes text, image, audio", b""), ("toy: takes text", b"")),
-        *((PROMPT, typed + b" toy" + ENTER), ("pipeline: toy", b""), (PROMPT, typed + ENTER), ("(now)", b"")),
-        *(
-            (PROMPT, b"More" + ENTER),
-            ("ttft", b""),
-            (PROMPT, b"/image cat.png" + ENTER),
-            ("toy takes text, not image", b""),
-            ("/pipeline toy-omni takes it", b""),
-        ),
-        *((PROMPT, typed + b" off" + ENTER), ("as the router chooses", b"")),
-        *((PROMPT, b"And?" + ENTER), ("ttft", b""), (PROMPT, CTRL_D)),
+        *(address, *entry("Hi"), *entry(f"{word} tyo", "did you mean toy?"), *entry(word, "toy-omni: takes text, image, audio")),
+        *(("toy: takes text", b""), *entry(f"{word} toy", "pipeline: toy"), *entry(word, "(now)"), *entry("More")),
+        *(*entry("/image cat.png", "toy takes text, not image"), ("/pipeline toy-omni takes it", b"")),
+        *(*entry(f"{word} off", "as the router chooses"), *entry("And?"), *END),
         words=("--seed", "3"),
     )
     kept = turns(files)
@@ -189,11 +164,10 @@ def test_another_pipeline_goes_on_with_the_conversation(address: str, files: Pat
 
 def test_several_lines_are_one_message(address: str, files: Path) -> None:
     """In a block, with Alt-Enter between, or pasted; a path within a block is text, and so is a word with a slash."""
-    block = b'"""' + ENTER + b"/image cat.png" + ENTER + b"./cat.png" + ENTER + b'"""' + ENTER
+    block = ENTER.join([b'"""', b"/image cat.png", b"./cat.png", b'"""'])
     talk(
-        *(address, (PROMPT, block), ("ttft", b""), (PROMPT, b"One" + ALT_ENTER + b"two" + ENTER), ("ttft", b"")),
-        *((PROMPT, PASTE + b"Three\rfour" + PASTED + ENTER), ("ttft", b""), (PROMPT, b'"""Five"""' + ENTER), ("ttft", b"")),
-        *((PROMPT, CTRL_D),),
+        *(address, *entry(block), *entry(b"One" + ALT_ENTER + b"two"), *entry(PASTE + b"Three\rfour" + PASTED)),
+        *(*entry('"""Five"""'), *END),
     )
     assert [turn["content"] for turn in turns(files)[::2]] == ["/image cat.png\n./cat.png", "One\ntwo", "Three\nfour", "Five"]
 
@@ -209,13 +183,10 @@ def test_what_a_conversation_goes_on_with_is_shown(address: str, files: Path, si
     """The last turns, a line each; a file that is gone is told."""
     gone = files / "gone.png"
     gone.write_bytes(png(PICTURE))
-    talk(
-        *(address, (PROMPT, b"First" + ENTER), ("ttft", b""), (PROMPT, b"/image gone.png What is on it?" + ENTER), ("ttft", b"")),
-        *((PROMPT, b"And now a question that is longer than a line of any terminal " * 3 + ENTER), ("ttft", b""), (PROMPT, CTRL_D)),
-        words=("--seed", "3"),
-    )
+    long = "And now a question that is longer than a line of any terminal " * 3
+    talk(address, *entry("First"), *entry("/image gone.png What is on it?"), *entry(long), *END, words=("--seed", "3"))
     gone.unlink()
-    terminal = talk(*(address, (PROMPT, b"More" + ENTER), ("ttft", b""), (PROMPT, CTRL_D)), words=("--seed", "3", "--continue"), size=size)
+    terminal = talk(address, *entry("More"), *END, words=("--seed", "3", "--continue"), size=size)
     lines = terminal.lines
     begin = next(number for number, line in enumerate(lines) if line.startswith("> [gone.png] What is on it?"))
     assert " ".join(lines[:begin]).endswith("going on with the last conversation; /new begins anew")
@@ -227,11 +198,8 @@ def test_what_a_conversation_goes_on_with_is_shown(address: str, files: Path, si
 
 @SIZES
 def test_the_lines_of_the_program_are_broken_between_words(address: str, files: Path, size: tuple[int, int]) -> None:
-    terminal = talk(
-        *(address, (PROMPT, b"/help" + ENTER), ("ends.", b""), (PROMPT, b"/image cat.png" + ENTER), ("(picture)", b"")),
-        *((PROMPT, b"/pipeline" + ENTER), ("toy-omni", b""), (PROMPT, b"/quit" + ENTER)),
-        size=size,
-    )
+    steps = (*entry("/help", "ends."), *entry("/image cat.png", "(picture)"), *entry("/pipeline", "toy-omni"))
+    terminal = talk(address, *steps, (PROMPT, b"/quit" + ENTER), size=size)
     assert all(len(line) < size[0] for line in terminal.lines)
     shown = words_of(terminal.lines)
     told = ["with", "the", "next", "message:", "cat.png", "(picture);", "/image", "off", "leaves", "it", "out"]
@@ -248,11 +216,8 @@ def test_the_help_and_the_docs_have_every_word() -> None:
 
 
 def test_words_of_a_conversation_name_its_files(address: str, files: Path) -> None:
-    talk(
-        *(address, (PROMPT, b"/image cat.png What?" + ENTER), ("ttft", b""), (PROMPT, b"/save talk.txt" + ENTER), ("wrote", b"")),
-        *((PROMPT, b"/save talk.json" + ENTER), ("wrote", b""), (PROMPT, CTRL_D)),
-        words=("--seed", "3"),
-    )
+    steps = (*entry("/image cat.png What?"), *entry("/save talk.txt", "wrote"), *entry("/save talk.json", "wrote"))
+    talk(address, *steps, *END, words=("--seed", "3"))
     assert (files / "talk.txt").read_text().startswith("You: [cat.png] What?\n\nAnswer: ")
     with Omni(address=address) as omni:
         conversation = json.loads((files / "talk.json").read_text())

@@ -90,9 +90,8 @@ def test_a_bad_variable_of_the_environment_is_named() -> None:
 
 def test_two_servers_on_one_port(free_port: int) -> None:
     address = f"127.0.0.1:{free_port}"
-    router, metrics = refusals(
-        ["--address", address, "--metrics-address", address], [*ANYWHERE, "--metrics-address", address, "--metrics", address]
-    )
+    of_router, of_launcher = ["--address", address, "--metrics-address", address], ["--metrics-address", address, "--metrics", address]
+    router, metrics = refusals(of_router, [*ANYWHERE, *of_launcher])
     assert router.startswith(f"--metrics-address: {address} is the --address too")
     assert metrics.startswith(f"--metrics: {address} is the --metrics-address too")
 

@@ -7,6 +7,7 @@ import pty
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,8 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: ProcessFamily
     """Stacks of this test, at ports of their own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMNISTAGE_STATE", str(tmp_path / "state"))
-    monkeypatch.setenv("OMNISTAGE_SERVE_ADDRESS", "127.0.0.1:0")
-    monkeypatch.setenv("OMNISTAGE_SERVE_HTTP", "127.0.0.1:0")
-    monkeypatch.setenv("OMNISTAGE_SERVE_NO_HTTP", "false")
+    for name, value in (("ADDRESS", "127.0.0.1:0"), ("HTTP", "127.0.0.1:0"), ("NO_HTTP", "false")):
+        monkeypatch.setenv(f"OMNISTAGE_SERVE_{name}", value)
     monkeypatch.delenv("CI", raising=False)
 
 
@@ -43,11 +43,9 @@ def on_terminal() -> str:
     shown = b""
     with subprocess.Popen(DEMO, stdin=slave, stdout=slave, stderr=slave) as demo:
         os.close(slave)
-        try:
+        with suppress(OSError):  # Linux says EIO when the last writer is gone
             while piece := os.read(master, 65536):
                 shown += piece
-        except OSError:  # Linux says EIO when the last writer is gone
-            pass
         assert demo.wait(LIMIT_S) == 0, shown.decode()
     os.close(master)
     return shown.decode()

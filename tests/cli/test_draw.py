@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
-import json
 import re
 import shlex
 import struct
@@ -14,7 +12,6 @@ import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,8 +22,10 @@ from typer.testing import CliRunner
 from helpers import lengths, media_files, servers
 from helpers.command import omnistage
 from helpers.drawings import checkpoint
+from helpers.output import object_of, refusal
 from helpers.peer import PlayingPeer, listening
 from helpers.processes import ProcessFamily, StartedProcess
+from helpers.talking import Person
 from helpers.terminal import CTRL_C, Terminal
 from omnistage.cli.main import app
 from omnistage.cli.make import drawing
@@ -43,6 +42,8 @@ from omnistage.models.toy.files import pixels_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
+ENDS = "hint: Give a name that ends in .png, .jpg, .jpeg or .webp."
+MAKE = "hint: Make it first: mkdir -p none"
 OWN = """
 name: own
 description: Of a test.
@@ -89,8 +90,8 @@ def test_a_picture_and_a_line_of_figures(film_address: str, tmp_path: Path) -> N
 def test_layers_of_several_pictures_and_previews_are_files_and_one_object(film_address: str, tmp_path: Path) -> None:
     words = ("a hill", "--out", tmp_path / "hill.PNG", "--layers", "2", "--count", "2", "--previews", "2", "--steps", "4")
     done = draw(*words, "--json", "--address", film_address)
-    assert (done.returncode, done.stderr) == (0, "")
-    told: dict[str, Any] = json.loads(done.stdout)
+    told = object_of(done)
+    assert done.stderr == ""
     assert list(told) == ["files", "previews", "e2e_s", "steps", "seed", "pipeline", "failovers", "drew", "notes"]
     assert [(Path(file["path"]).name, file["result"], file["layer"], file["width"]) for file in told["files"]] == [
         (f"hill-{result + 1}-layer-{layer}.PNG", result, layer, 32) for result in (0, 1) for layer in (0, 1)
@@ -104,8 +105,8 @@ def test_layers_of_several_pictures_and_previews_are_files_and_one_object(film_a
 
 def test_a_picture_to_start_from_and_a_folder_for_previews(film_address: str, tmp_path: Path) -> None:
     shown, previews = tmp_path / "shown", tmp_path / "previews"
-    for folder in (shown, previews):
-        folder.mkdir()
+    shown.mkdir()
+    previews.mkdir()
     common = ("a hill", "--seed", "1", "--address", film_address)
     assert draw(*common, "--out", shown / "before.png").returncode == 0
     words = ("--image", shown / "before.png", "--previews", "1", "--preview-dir", previews, "--negative", "rain", "--guidance", "2")
@@ -117,17 +118,11 @@ def test_a_picture_to_start_from_and_a_folder_for_previews(film_address: str, tm
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (
-            ["--out", "x.gif"],
-            ["error: --out x.gif: only PNG, JPEG and WebP can be written", "hint: Give a name that ends in .png, .jpg, .jpeg or .webp."],
-        ),
-        (["--out", "none/x.png"], ["error: --out none/x.png: its folder does not exist", "hint: Make it first: mkdir -p none"]),
+        (["--out", "x.gif"], ["error: --out x.gif: only PNG, JPEG and WebP can be written", ENDS]),
+        (["--out", "none/x.png"], ["error: --out none/x.png: its folder does not exist", MAKE]),
         (["--out", "x.png", "--image", "none.png"], ["error: --image: cannot read none.png: No such file or directory"]),
         (["--out", "x.png", "--image", "words.txt"], ["error: --image: words.txt is text/plain, not a picture"]),
-        (
-            ["--out", "x.png", "--previews", "1", "--preview-dir", "none"],
-            ["error: --preview-dir none: there is no such folder", "hint: Make it first: mkdir -p none"],
-        ),
+        (["--out", "x.png", "--previews", "1", "--preview-dir", "none"], ["error: --preview-dir none: there is no such folder", MAKE]),
         (["--out", "x.jpg"], ["error: --out: toy-film makes image/png of this request; ask for that or leave it out"]),
         (["--out", "x.png", "--width", "400"], ["error: --width: toy-film makes at most 256"]),
         (["--out", "x.png", "--size", "400x16"], ["error: --size: toy-film makes at most 256"]),
@@ -140,8 +135,7 @@ def test_what_cannot_be_done_is_one_line_and_leaves_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("words.txt").write_text("words")
-    done = draw("a hill", *words, "--address", film_address)
-    assert (done.returncode, done.stdout, done.stderr.splitlines()) == (1, "", told)
+    assert refusal("draw", "a hill", *words, "--address", film_address) == told
     assert names(tmp_path) == ["words.txt"]
 
 
@@ -152,12 +146,8 @@ def test_a_picture_without_a_name_gets_one_of_its_prompt(film_address: str, tmp_
     for number, words in enumerate([(), ("--count", "2"), ("--layers", "2", "--previews", "1"), ("--json",)], 2):
         done = omnistage(*common, *words, folder=tmp_path)
         assert done.returncode == 0 and f"red-circle-{number}" in done.stderr + done.stdout, done.stderr
-    assert names(tmp_path) == sorted(
-        [
-            *("Red-Circle.PNG", "red-circle-2.png", "red-circle-3-1.png", "red-circle-3-2.png", "red-circle-4-layer-0.png"),
-            *("red-circle-4-layer-1.png", "red-circle-4-preview-02.png", "red-circle-5.png"),
-        ]
-    )
+    ends = ["2", "3-1", "3-2", "4-layer-0", "4-layer-1", "4-preview-02", "5"]
+    assert names(tmp_path) == ["Red-Circle.PNG", *(f"red-circle-{end}.png" for end in ends)]
     assert (tmp_path / "Red-Circle.PNG").read_bytes() == b"mine"
 
 
@@ -171,10 +161,8 @@ def test_calls_at_once_with_one_prompt_write_a_file_each(film_address: str, tmp_
 
 
 def test_a_folder_where_nothing_can_be_written_is_told_before_anything_is_drawn(film_address: str) -> None:
-    done = omnistage("draw", "A hill", "--address", "127.0.0.1:1", folder=Path("/proc/self"))
-    error, hint = done.stderr.splitlines()
-    assert done.returncode == 1 and error.startswith("error: hill.png cannot be written: ")
-    assert hint == "hint: Say where it goes: --out FOLDER/hill.png"
+    error, hint = refusal("draw", "A hill", "--address", "127.0.0.1:1", folder=Path("/proc/self"))
+    assert error.startswith("error: hill.png cannot be written: ") and hint == "hint: Say where it goes: --out FOLDER/hill.png"
 
 
 @pytest.mark.parametrize("size", [(80, 24), (40, 10)], ids=lambda size: f"{size[0]}x{size[1]}")
@@ -196,8 +184,7 @@ def test_a_pipeline_without_pictures_names_those_that_draw(toy_address: str, tmp
         (("--pipeline", "toy"), "hint: Give another --pipeline: diffusers or picture or toy-film or toy-picture."),
         (("--address", toy_address), "error: toy does not draw; no other pipeline of this router does"),
     ):
-        done = draw("a hill", "--out", tmp_path / "x.png", *words)
-        assert (done.returncode, done.stderr.splitlines()[-1]) == (1, last)
+        assert refusal("draw", "a hill", "--out", tmp_path / "x.png", *words)[-1] == last
 
 
 @pytest.mark.parametrize(
@@ -241,30 +228,25 @@ def test_a_question_with_what_no_drawing_takes_is_pointed_to_draw(
     film_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], told: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = omnistage("ask", "a hill", *words, "--address", film_address)
-    error, hint = done.stderr.splitlines()
-    assert done.returncode == 1 and told in error
-    assert hint.startswith("hint: It only draws: `omnistage draw PROMPT --out F.png`")
+    error, hint = refusal("ask", "a hill", *words, "--address", film_address)
+    assert told in error and hint.startswith("hint: It only draws: `omnistage draw PROMPT --out F.png`")
     assert names(tmp_path) == []
 
 
 def test_a_question_to_a_stack_that_only_draws_starts_none() -> None:
-    done = omnistage("ask", "a hill", "--pipeline", "toy-film")
-    assert done.returncode == 1 and "hint: It only draws: `omnistage draw PROMPT --out F.png`" in done.stderr
-    said = omnistage("say", "a hill", "--pipeline", "toy-film")
-    assert said.returncode == 1 and "hint: Give another --pipeline" in said.stderr
+    for command, hint in (("ask", "hint: It only draws: `omnistage draw PROMPT --out F.png`"), ("say", "hint: Give another --pipeline")):
+        assert hint in "\n".join(refusal(command, "a hill", "--pipeline", "toy-film"))
 
 
 def test_ask_writes_no_picture() -> None:
-    done = omnistage("ask", "a hill", "--out", "hill.PNG")
-    assert done.stderr == "error: --out hill.PNG: ask writes sound\nhint: A picture: `omnistage draw PROMPT --out hill.PNG`.\n"
+    hint = "hint: A picture: `omnistage draw PROMPT --out hill.PNG`."
+    assert refusal("ask", "a hill", "--out", "hill.PNG") == ["error: --out hill.PNG: ask writes sound", hint]
 
 
 def test_a_blank_prompt_is_told_how_one_looks(film_address: str, tmp_path: Path) -> None:
-    done = draw(" ", "--out", tmp_path / "x.png", "--address", film_address)
-    assert (
-        done.stderr == 'error: the text is empty\nhint: Give the words, such as "a red heart on blue", or - for those of standard input.\n'
-    )
+    hint = 'hint: Give the words, such as "a red heart on blue", or - for those of standard input.'
+    lines = refusal("draw", " ", "--out", tmp_path / "x.png", "--address", film_address)
+    assert lines == ["error: the text is empty", hint]
 
 
 async def test_every_field_of_a_drawing_can_be_typed(tmp_path: Path) -> None:
@@ -284,21 +266,9 @@ async def test_every_field_of_a_drawing_can_be_typed(tmp_path: Path) -> None:
     assert said.pop("mask_image").data == said.pop("control_image").data == media_files.picture(1)
     assert said.pop("options") == {"cfg_truncation": "0.5", "prompt_2": "a=b"}
     assert said.pop("sigmas") == [1, 0.5, 0.25, 0.125, 0.1]
-    assert said == {
-        "prompt": "a hill",
-        "negative_prompt": "rain",
-        "strength": 0.6,
-        "width": 64,
-        "height": 48,
-        "steps": 5,
-        "guidance_scale": 2.5,
-        "results": 2,
-        "previews": 4,
-        "preview_side": 32,
-        "step_cache": 0.5,
-        "layers": 3,
-        "media_type": "image/webp",
-    }
+    of_draw = {"results": 2, "previews": 4, "preview_side": 32, "step_cache": 0.5, "layers": 3, "media_type": "image/webp"}
+    common = {"prompt": "a hill", "negative_prompt": "rain", "strength": 0.6, "width": 64, "height": 48, "steps": 5, "guidance_scale": 2.5}
+    assert said == {**common, **of_draw}
     moving = {"frames", "frames_per_second", "seconds", "begin_s", "guidance_scale_2", "flow_shift"}
     """That test_film.py types."""
     assert set(DIFFUSION) <= said.keys() | moving | {"mask_image", "control_image", "options", "sigmas"}, "a new option is to be typed too"
@@ -335,8 +305,7 @@ def test_make_tiny_names_all_that_it_can_make() -> None:
 )
 def test_a_wrong_command_line(words: list[str], told: str) -> None:
     result = CliRunner().invoke(app, ["draw", "a hill", "--out", "x.png", *words])
-    assert result.exit_code == 2
-    assert told in " ".join(result.output.replace("│", " ").split())
+    assert result.exit_code == 2 and told in " ".join(result.output.replace("│", " ").split())
 
 
 def test_a_terminal_shows_the_steps_and_the_newest_picture(film_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,21 +332,12 @@ def test_a_terminal_without_colours_shows_the_steps_alone(film_address: str, tmp
 def test_ctrl_c_ends_the_drawing_and_its_stack(family: ProcessFamily, tmp_path: Path) -> None:
     pipeline = tmp_path / "slow.yaml"
     pipeline.write_text(OWN.replace("FAMILY", "toy-film").replace("OPTIONS", "interval_s: 0.1"))
-    terminal, pressed = Terminal(100, 30), list[bool]()
-
-    def press(terminal: Terminal) -> None:
-        if not pressed and b"step 2 of 1000" in terminal.written:
-            pressed.append(True)
-            terminal.press(CTRL_C)
-
+    terminal = Terminal(100, 30)
     words = ("draw", "a hill", "--out", str(tmp_path / "x.png"), "--steps", "1000", "--pipeline", str(pipeline))
-    assert terminal.run(words, press) == 130
+    assert terminal.run(words, Person(("step 2 of 1000", CTRL_C))) == 130
     assert b"Traceback" not in terminal.written
     assert names(tmp_path) == ["slow.yaml"]
     assert family.wait_ended() == []
-
-
-DEMO = "demo.png"
 
 
 @lengths.long_form(
@@ -392,8 +352,8 @@ def test_the_demo_draws_with_nothing_but_its_words(family: ProcessFamily, tmp_pa
     assert command.endswith("/omnistage") and words[0] == "draw" and not {"--pipeline", "--model", "--address"} & set(words)
     done = omnistage(*words, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert names(tmp_path) == [DEMO] and " · pipeline picture · seed 7" in done.stderr
-    with Image.open(tmp_path / DEMO) as image:
+    assert names(tmp_path) == ["demo.png"] and " · pipeline picture · seed 7" in done.stderr
+    with Image.open(tmp_path / "demo.png") as image:
         shown = np.asarray(image.convert("RGB"))
     assert shown.shape == (128, 128, 3) and shown[2, 2].argmax() == 2, "on blue"
     left = shown[:, :64].astype(int)
@@ -403,8 +363,7 @@ def test_the_demo_draws_with_nothing_but_its_words(family: ProcessFamily, tmp_pa
 
 def test_the_default_takes_no_picture(tmp_path: Path) -> None:
     (tmp_path / "before.png").write_bytes(media_files.picture(1))
-    done = draw("make it night", "--out", tmp_path / "x.png", "--image", tmp_path / "before.png")
-    error, hint = done.stderr.splitlines()
+    error, hint = refusal("draw", "make it night", "--out", tmp_path / "x.png", "--image", tmp_path / "before.png")
     assert error == "error: picture takes text, not image"
     assert hint == "hint: Give another --pipeline: a checkpoint of diffusers that takes image (its folder, or OWNER/NAME) or toy-film."
     assert names(tmp_path) == ["before.png"]
@@ -430,8 +389,7 @@ def test_a_checkpoint_makes_layers_of_a_picture_and_needs_one(family: ProcessFam
     error, hint = refused.stderr.splitlines()
     assert error.startswith("error: --image: ") and error.endswith("edits one picture, and none came")
     assert hint == "hint: It changes a picture: give one with --image F."
-    assert done.returncode == 0, done.stderr
-    told: dict[str, Any] = json.loads(done.stdout)
+    told = object_of(done)
     assert [(Path(file["path"]).name, file["result"], file["layer"], file["width"], file["height"]) for file in told["files"]] == [
         ("parts-layer-0.png", 0, 0, 32, 32),
         ("parts-layer-1.png", 0, 1, 32, 32),
@@ -447,22 +405,16 @@ def test_a_checkpoint_makes_layers_of_a_picture_and_needs_one(family: ProcessFam
     assert family.wait_ended() == []
 
 
-def encoded(image: Image.Image) -> bytes:
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return file.getvalue()
-
-
 def test_a_picture_larger_than_pillow_reads_has_no_size_and_no_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1 << 20)
-    data = bytearray(encoded(Image.new("L", (1, 1))))
+    data = bytearray(media_files.encoded(Image.new("L", (1, 1))))
     data[16:24] = struct.pack(">II", 30_000, 30_000)
     data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
     assert picture_size(bytes(data)) is None and cells(bytes(data), 80, 24) == []
 
 
 def test_cells_have_two_pixels_each() -> None:
-    data = encoded(Image.fromarray(np.array([[[255, 0, 0]], [[0, 255, 0]], [[0, 0, 255]]], np.uint8)))
+    data = media_files.encoded(Image.fromarray(np.array([[[255, 0, 0]], [[0, 255, 0]], [[0, 0, 255]]], np.uint8)))
     assert picture_size(data) == (1, 3)
     assert cells(data, 80, 24) == ["\x1b[38;2;255;0;0;48;2;0;255;0m▀\x1b[0m", "\x1b[38;2;0;0;255;49m▀\x1b[0m"]
 
@@ -471,12 +423,12 @@ def test_cells_have_two_pixels_each() -> None:
     ("size", "columns", "rows", "shown"), [((640, 480), 200, 60, (48, 18)), ((100, 900), 80, 24, (5, 24)), ((9, 9), 4, 9, (4, 2))]
 )
 def test_cells_keep_to_their_place_and_to_the_shape(size: tuple[int, int], columns: int, rows: int, shown: tuple[int, int]) -> None:
-    lines = cells(encoded(Image.new("RGB", size)), columns, rows)
+    lines = cells(media_files.encoded(Image.new("RGB", size)), columns, rows)
     assert ([line.count("▀") for line in lines], len(lines)) == ([shown[0]] * shown[1], shown[1])
     assert shown[0] <= MOST_COLUMNS and shown[1] <= MOST_ROWS
 
 
 def test_what_is_transparent_is_grey_and_what_is_no_picture_is_not_shown() -> None:
-    assert cells(encoded(Image.new("RGBA", (1, 2), (255, 0, 0, 0))), 1, 1) == ["\x1b[38;2;96;96;96;48;2;96;96;96m▀\x1b[0m"]
+    assert cells(media_files.encoded(Image.new("RGBA", (1, 2), (255, 0, 0, 0))), 1, 1) == ["\x1b[38;2;96;96;96;48;2;96;96;96m▀\x1b[0m"]
     assert (cells(b"no picture", 48, 24), picture_size(b"no picture")) == ([], None)
-    assert cells(encoded(Image.new("RGB", (4, 4))), 48, 0) == []
+    assert cells(media_files.encoded(Image.new("RGB", (4, 4))), 48, 0) == []

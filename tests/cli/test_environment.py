@@ -13,20 +13,11 @@ from omnistage.host.token import FILE_VARIABLE, make_file, new_token, read_token
 from omnistage.wire.token import GATEWAY_VARIABLE, VARIABLE
 
 
-def test_a_server_reads_the_token_that_the_launcher_makes() -> None:
-    assert read_token("", resources.with_token({})) is not None
-
-
-def test_the_key_of_a_client_is_not_for_servers() -> None:
+def test_a_new_token_is_one_that_a_server_reads_and_the_key_of_a_client_is_not_for_servers() -> None:
     found = resources.with_token({KEY_VARIABLE: "secret", "HOME": "/root"})
-    assert set(found) == {"HOME", VARIABLE} and found["HOME"] == "/root"
+    assert set(found) == {"HOME", VARIABLE} and found["HOME"] == "/root" and read_token("", found) is not None
     given = {VARIABLE: new_token().secret}
-    assert resources.with_token({**given, KEY_VARIABLE: "secret"}) == given
-
-
-def test_a_token_that_a_server_would_read_is_left_as_it_is() -> None:
-    given = {VARIABLE: new_token().secret}
-    assert resources.with_token(given) == given
+    assert resources.with_token({**given, KEY_VARIABLE: "secret"}) == resources.with_token(given) == given
 
 
 def test_a_gateway_has_its_own_token_and_not_that_of_the_stages(tmp_path: Path) -> None:
@@ -45,5 +36,4 @@ def test_a_token_file_that_a_server_would_read_gets_no_token_beside_it(tmp_path:
     monkeypatch.setenv(FILE_VARIABLE, str(file))
     found = resources.with_token({FILE_VARIABLE: str(file)})
     read = read_token(ServerSettings().token_file, found)
-    assert read is not None
-    assert read.secret == file.read_text().strip()
+    assert read is not None and read.secret == file.read_text().strip()

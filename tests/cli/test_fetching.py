@@ -37,7 +37,6 @@ from omnistage.models.family import Family, ModelEntry
 
 FAMILY = Family({{"thinker": ModelEntry("nobody:Loads")}}, default="bringing:folder")
 
-
 def folder(cache, progress):
     return fetch_folder(recipe("{hashlib.sha256(WHEEL).hexdigest()}", "r1"), cache or cache_directory(), progress)
 """
@@ -45,14 +44,11 @@ FETCHING = """
 import typer
 from omnistage.cli.show.fetch import fetch
 from omnistage.cli.report import errors_reported
-
 app = typer.Typer()
-
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def main() -> None:
     with errors_reported():
         print(fetch("weights"))
-
 app()
 """
 """`omnistage fetch-default` of another family than the usual one, whose packages are at no index of a test."""

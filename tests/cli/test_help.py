@@ -26,21 +26,14 @@ def test_the_version_is_that_of_the_package(option: str) -> None:
     assert (told.returncode, told.stdout, told.stderr) == (0, f"omnistage {version('omnistage')}\n", "")
 
 
-def test_the_version_needs_no_import_of_the_commands() -> None:
-    """So that a script which asks for it does not wait."""
+@pytest.mark.parametrize(
+    ("words", "unneeded"), [("--version", "typer rich numpy grpc"), ("ask --help", "numpy grpc torch")], ids=["version", "help"]
+)
+def test_what_only_tells_imports_little(words: str, unneeded: str) -> None:
+    """So that who asks for it does not wait."""
     code = (
-        "import sys; sys.argv = ['omnistage', '--version']\n"
-        "from omnistage.cli.__main__ import main\nmain()\n"
-        "sys.exit(any(name in sys.modules for name in ('typer', 'rich', 'numpy', 'grpc')))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True).returncode == 0
-
-
-def test_a_help_text_needs_neither_the_client_nor_torch() -> None:
-    code = (
-        "import sys\nfrom omnistage.cli.main import app\n"
-        "try:\n    app(['ask', '--help'], prog_name='omnistage')\n"
-        "finally:\n    assert not {'numpy', 'grpc', 'torch'} & set(sys.modules)"
+        f"import sys; sys.argv = ['omnistage', *{words.split()}]\nfrom omnistage.cli.__main__ import main\n"
+        f"try:\n    main()\nfinally:\n    assert not {set(unneeded.split())} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -54,9 +47,7 @@ def test_every_help_has_examples_and_fits_a_terminal(name: str) -> None:
     assert max(map(len, lines)) <= 80
     assert not re.search(r"<(?!-)[a-z_]+[ \[\]a-z]*>", done.stdout), "a type of Python's is no word for what can be typed"
     examples = [line.strip() for line in lines[lines.index("  Examples:") + 1 :] if line.strip()]
-    assert examples
-    typed = "models" if name == "models" else name
-    assert any(line.startswith(("omnistage " + typed, "watch omnistage " + typed)) for line in examples), examples
+    assert any(line.startswith((f"omnistage {name}", f"watch omnistage {name}")) for line in examples), examples
     assert "OMNISTAGE_SERVE_ADDRESS" in done.stdout or name != "serve"
 
 
@@ -84,7 +75,6 @@ def test_completion_can_be_shown_for_a_shell() -> None:
 
 
 def test_one_name_of_the_option_is_shown_and_both_work() -> None:
-    shown = [omnistage(command, "--help").stdout for command in ("ask", "draw")]
-    told = [line for text in shown for line in text.splitlines() if "--model" in line]
-    assert all("--pipeline" in line for line in told), "--model stands beside --pipeline, as its other name, alone"
-    assert len(told) == len(shown)
+    for name in ("ask", "draw"):
+        (line,) = (line for line in omnistage(name, "--help").stdout.splitlines() if "--model" in line)
+        assert "--pipeline" in line, "--model stands beside --pipeline, as its other name, alone"

@@ -23,17 +23,13 @@ MOMENTS = 30
 TEXT = "one two three four five six"
 
 
-def imported(line: bytes) -> bool:
-    return line.startswith(b"import time:")
-
-
 def imports(command: list[str], stop_after: int) -> tuple[int, list[bytes], int]:
     """Run a command that tells of its imports; Ctrl-C after so many of them. Its exit code, what else it said, and how many they were."""
     count, said = 0, []
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
         assert process.stderr is not None
         for line in process.stderr:
-            if not imported(line):
+            if not line.startswith(b"import time:"):
                 said.append(line)
             elif count or b"omnistage.cli.interrupt" in line:
                 count += 1
@@ -101,7 +97,7 @@ def wait_for_first_line(pid: int) -> None:
     "cli/test_interrupts.py::test_while_the_command_is_being_imported",
     "cli/test_interrupts.py::test_in_the_middle_of_an_answer",
     "cli/test_interrupts.py::test_when_the_answer_is_there_it_stays",
-    "client/test_interrupted_start.py::test_it_ends_a_stack_whose_model_is_being_loaded",
+    "client/test_private_stack.py::test_it_ends_a_stack_whose_model_is_being_loaded",
 )
 @pytest.mark.timeout(900)
 @lengths.rounds(3, MOMENTS)
@@ -123,39 +119,31 @@ def test_moments_in_the_life_of_a_call(family: ProcessFamily, tmp_path: Path, ro
             _, said = call.communicate(timeout=60)
             whole_s = whole_s or time.monotonic() - begin_s
         if call.returncode == 130:
-            assert names(folder) == []
-            assert said == b""
+            assert (names(folder), said) == ([], b"")
         else:
-            assert call.returncode == 0, said
-            assert names(folder) == ["x.wav"]
+            assert (call.returncode, names(folder)) == (0, ["x.wav"]), said
             assert_whole(out)
         outcomes.append(call.returncode)
-        assert family.wait_ended() == []
-        assert left() == []
+        assert (family.wait_ended(), left()) == ([], [])
     assert outcomes[:2] == [0, 130]
 
 
 def test_when_the_answer_is_there_it_stays(family: ProcessFamily, tmp_path: Path) -> None:
     """A person presses Ctrl-C when the figures stand there, as the stack is being stopped."""
     out = tmp_path / "x.wav"
-    seen = b""
-    pressed = 0
+    shown = [b""]
 
     def press(terminal: Terminal) -> None:
-        nonlocal seen, pressed
-        before, seen = seen, terminal.written.replace(b"^C", b"")  # The terminal shows the keys wherever the command is in its line.
-        if b"ttft" in seen and seen != before:
+        text = terminal.written.replace(b"^C", b"")  # The terminal shows the keys wherever the command is in its line.
+        if b"ttft" in text and text != shown[-1]:
             terminal.press(CTRL_C)
-            pressed += 1
+            shown.append(text)
 
     terminal = Terminal()
     assert terminal.run(("say", TEXT, "--seed", "1", "--pipeline", "toy", "--out", str(out)), press) == 0
-    assert pressed
     assert_whole(out)
-    assert b"wrote" in seen
-    assert b"Traceback" not in terminal.written
-    assert left() == []
-    assert family.wait_ended() == []
+    assert b"wrote" in shown[-1] and b"Traceback" not in terminal.written
+    assert (left(), family.wait_ended()) == ([], [])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

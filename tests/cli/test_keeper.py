@@ -10,9 +10,9 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -31,12 +31,12 @@ QUESTIONS = processes.MAX_UNANSWERED + 2
 """That a sound process is asked: more than would end one that hangs."""
 
 
+@dataclass
 class KeptTalker:
     """A toy Talker with its keeper. told: what the keeper said."""
 
-    def __init__(self, child: Child, told: asyncio.Queue[tuple[str, str]]) -> None:
-        self.child = child
-        self.told = told
+    child: Child
+    told: asyncio.Queue[tuple[str, str]]
 
     async def described(self) -> int:
         """The pid that answers there."""
@@ -45,16 +45,9 @@ class KeptTalker:
 
 
 @asynccontextmanager
-async def kept(log: Path, environment: Mapping[str, str] = ENDING) -> AsyncIterator[KeptTalker]:
-    child = Child(
-        "talker",
-        "helpers.hanging",
-        ["omnistage.talker", "--family", "toy"],
-        take_address(),
-        "127.0.0.1:0",
-        log,
-        {**os.environ, **environment},
-    )
+async def kept(log: Path) -> AsyncIterator[KeptTalker]:
+    words, variables = ["omnistage.talker", "--family", "toy"], {**os.environ, **ENDING}
+    child = Child("talker", "helpers.hanging", words, take_address(), "127.0.0.1:0", log, variables)
     lifeline = os.pipe()
     told: asyncio.Queue[tuple[str, str]] = asyncio.Queue(100)
     try:
@@ -86,10 +79,6 @@ async def test_a_process_whose_python_stands_still_is_killed_and_started_again(t
         assert "thread.wedged" not in events and events.count("server.ready") == 2
 
 
-def was_replaced(child: Child, pid: int) -> bool:
-    return child.pid != pid
-
-
 async def test_a_process_that_is_stopped_while_it_starts_is_killed_and_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,14 +89,14 @@ async def test_a_process_that_is_stopped_while_it_starts_is_killed_and_started_a
             running = server.child.pid
             os.kill(running, signal.SIGKILL)
             assert (await server.told.get())[0] == "lost"
-            await until(partial(was_replaced, server.child, running))
+            await until(lambda running=running: server.child.pid != running)  # type: ignore[misc]
             os.kill(server.child.pid, signal.SIGSTOP)
             if is_continued:
                 await asyncio.sleep(2 * processes.PERIOD_S)
                 os.kill(server.child.pid, signal.SIGCONT)
             else:
-                failure = "talker was stopped by a signal for 1.2 s while it started and was killed"
-                assert await server.told.get() == ("failed", failure)
+                end = "talker was stopped by a signal for 1.2 s while it started and was killed"
+                assert await server.told.get() == ("failed", end)
             assert (await server.told.get())[0] == "restarted"
             assert await server.described() == server.child.pid
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from helpers.command import omnistage
 from helpers.drawings import checkpoint
 from omnistage.cli.stack.layout import Layout
 from omnistage.cli.stack.pipelines import Choice, layout_of
@@ -55,10 +54,9 @@ def test_of_several_pipelines_the_one_that_draws_has_it_or_the_one_that_is_named
             layout_of(Choice(files[:2], loras=[word]))
     with pytest.raises(BadRequestError, match=re.escape(f"is for one pipeline of two, three: give two={file}")):
         layout_of(Choice(files, loras=[str(file)]))
-    with pytest.raises(BadRequestError, match="one does not draw"):
-        layout_of(Choice(files, loras=[f"one={file}"]))
-    with pytest.raises(BadRequestError, match="one does not draw"):
-        layout_of(Choice(files[:1], loras=[str(file)]))
+    for choice in (Choice(files, loras=[f"one={file}"]), Choice(files[:1], loras=[str(file)])):
+        with pytest.raises(BadRequestError, match="one does not draw"):
+            layout_of(choice)
 
 
 @pytest.mark.parametrize("word", ["none.safetensors", "none.safetensors=0.5", "z=none.safetensors", "=0.5", ""])
@@ -67,9 +65,8 @@ def test_a_file_that_is_not_there_is_told_before_anything_is_started(word: str) 
         layout_of(Choice(checkpoints={"": str(checkpoint("z-image"))}, loras=[word]))
 
 
-def test_a_name_with_a_comma_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a,b.safetensors"
-    path.touch()
+def test_a_name_with_a_comma_is_refused(file: Path) -> None:
+    path = file.rename(file.with_name("a,b.safetensors"))
     with pytest.raises(BadRequestError, match="without one"):
         layout_of(Choice(checkpoints={"": str(checkpoint("z-image"))}, loras=[str(path)]))
 
@@ -77,16 +74,12 @@ def test_a_name_with_a_comma_is_refused(tmp_path: Path) -> None:
 def test_a_file_of_settings_has_several(file: Path, tmp_path: Path) -> None:
     settings = tmp_path / "stack.yaml"
     settings.write_text(f"lora: [{file}, {file}=0.5]\n")
-    words = [sys.executable, "-m", "omnistage.cli", "serve", "--config", str(settings), "--print-config"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
-    assert f"lora: [{file}, {file}=0.5]  # the file" in done.stdout
+    assert f"lora: [{file}, {file}=0.5]  # the file" in omnistage("serve", "--config", settings, "--print-config").stdout
 
 
 def test_a_private_stack_is_told_its_files_as_the_command_is() -> None:
-    for lora, words in (
-        ("a.safetensors=0.5", ["a.safetensors=0.5"]),
-        (["a.safetensors", "b.safetensors=2"], ["a.safetensors", "b.safetensors=2"]),
-    ):
+    files = ["a.safetensors=0.5", "b.safetensors"]
+    for lora, words in ((files[0], files[:1]), (files, files)):
         command = StackPlan({"lora": lora}).command(3, 4)
         assert [command[at + 1] for at, word in enumerate(command) if word == "--lora"] == words
     with pytest.raises(BadRequestError, match="lora: is 3; it must be text, or a list of texts"):

@@ -34,10 +34,8 @@ def typed(*words: str) -> subprocess.CompletedProcess[str]:
 def test_the_command_names_what_it_wrote(tmp_path: Path) -> None:
     done = typed(str(tmp_path / "protos"), "--errors")
     assert (done.returncode, done.stderr) == (0, "")
-    assert {Path(line).relative_to(tmp_path / "protos").as_posix() for line in done.stdout.splitlines()} == {
-        *contents(PROTOS),
-        *ERROR_FILES,
-    }
+    names = {Path(line).relative_to(tmp_path / "protos").as_posix() for line in done.stdout.splitlines()}
+    assert names == {*contents(PROTOS), *ERROR_FILES}
 
 
 def test_the_command_says_that_a_file_is_no_folder(tmp_path: Path) -> None:
@@ -48,10 +46,10 @@ def test_the_command_says_that_a_file_is_no_folder(tmp_path: Path) -> None:
 
 
 def test_it_writes_the_contract_and_nothing_else(tmp_path: Path) -> None:
-    written = write_protos(tmp_path / "made" / "protos")
-    assert contents(tmp_path / "made" / "protos") == contents(PROTOS)
-    assert {path.relative_to(tmp_path / "made" / "protos").as_posix() for path in written} == set(contents(PROTOS))
-    assert len(written) == 5
+    folder = tmp_path / "made" / "protos"
+    files = write_protos(folder)
+    assert contents(folder) == contents(PROTOS)
+    assert {path.relative_to(folder).as_posix() for path in files} == set(contents(PROTOS)) and len(files) == 5
 
 
 @pytest.mark.parametrize("errors", [False, True])

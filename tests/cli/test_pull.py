@@ -16,6 +16,7 @@ from helpers import lengths
 from helpers.brought import bring
 from helpers.command import omnistage
 from helpers.hub_server import BLOCK, File, HubServer, hub_server
+from helpers.output import refusal
 from helpers.processes import ProcessFamily, StartedProcess
 from helpers.terminal import CTRL_C, Terminal
 from helpers.waiting import until
@@ -55,6 +56,11 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         yield running
 
 
+def ranges(hub: HubServer) -> list[str]:
+    """The parts of files that were fetched."""
+    return [asked.range for asked in hub.asked if asked.host == "storage"]
+
+
 def test_a_person_sees_what_comes_and_an_interrupted_fetch_goes_on(hub: HubServer, tmp_path: Path) -> None:
     commit = hub.add("org/smol", {**SMOL, "model.safetensors": File(LARGE)})
     hub.stall["model.safetensors"] = PART + BLOCK
@@ -78,7 +84,7 @@ def test_a_person_sees_what_comes_and_an_interrupted_fetch_goes_on(hub: HubServe
     assert first == f"org/smol@main is {commit}"
     assert second.startswith("2 MiB to fetch of 12 MiB; ")
     assert others == [f"serve it: omnistage serve org/smol@{commit}", str(folder)], "the bar is gone"
-    assert [asked.range for asked in hub.asked if asked.host == "storage"] == [f"bytes={PART}-"]
+    assert ranges(hub) == [f"bytes={PART}-"]
     assert (folder / "model.safetensors").read_bytes() == LARGE
 
 
@@ -88,9 +94,7 @@ def test_a_script_gets_the_folder_and_one_line_of_what_is_wrong(hub: HubServer) 
     assert done.returncode == 0 and {path.name for path in Path(done.stdout.strip()).iterdir()} == {"config.json", "model.safetensors"}
     assert done.stderr.splitlines()[0] == f"org/words@{commit}", "without a bar, and without a word of the library"
     assert len(done.stderr.splitlines()) == 3
-    done = omnistage("pull", "org/none")
-    assert (done.returncode, done.stdout) == (1, "")
-    error, hint = done.stderr.splitlines()
+    error, hint = refusal("pull", "org/none")
     assert error == "error: the hub has no org/none, or shows it to nobody without the right token in HF_TOKEN"
     named = f"hint: Names are as {os.environ['HF_ENDPOINT']} spells them, owner/name or owner/name@revision; HF_ENDPOINT names another hub."
     assert hint.startswith(f"{named} On this machine: "), "and what there is"
@@ -108,19 +112,7 @@ def test_a_hint_says_what_helps(hub: HubServer, name: str, hint: str) -> None:
     hub.add("org/words", WORDS)
     hub.add("org/gated", WORDS, gate="right")
     hub.add("org/pickles", {name: file for name, file in WORDS.items() if not name.endswith(".safetensors")})
-    done = omnistage("pull", name)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.splitlines()[-1].startswith(f"hint: {hint}")
-
-
-def broken(hub: HubServer, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    match how:
-        case "silent":
-            monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
-        case "offline":
-            monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-        case _:
-            hub.status = int(how)
+    assert refusal("pull", name)[-1].startswith(f"hint: {hint}")
 
 
 @lengths.drawn_cells(
@@ -136,10 +128,14 @@ def test_a_hub_that_does_not_answer_is_told_once(
     hub: HubServer, monkeypatch: pytest.MonkeyPatch, command: str, how: str, told: str
 ) -> None:
     """The message says what to do, and the hint only what can be had meanwhile."""
-    broken(hub, monkeypatch, how)
-    done = omnistage(command, "org/words")
-    assert (done.returncode, done.stdout) == (1, "")
-    error, hint = done.stderr.splitlines()[-2:]
+    match how:
+        case "silent":
+            monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+        case "offline":
+            monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        case _:
+            hub.status = int(how)
+    error, hint = refusal(command, "org/words")[-2:]
     assert error.startswith("error: ") and error.endswith(told)
     assert re.fullmatch(r"hint: On this machine: [^.]+\.", hint)
 
@@ -189,9 +185,8 @@ def test_a_folder_of_that_name_wins_and_is_told(hub: HubServer) -> None:
     folder = Path("org/words")
     folder.mkdir(parents=True)
     (folder / "config.json").write_text('{"architectures": ["BertModel"]}')
-    done = omnistage("serve", "org/words")
-    assert done.returncode == 1 and hub.asked == []
-    told, error = done.stderr.splitlines()
+    told, error = refusal("serve", "org/words")
+    assert hub.asked == []
     assert told == "org/words is the folder of this name; the model at the hub is org/words@main"
     assert error.startswith("error: org/words is a checkpoint of no family that there is (words, smol")
     hub.add("org/words", WORDS)
@@ -221,23 +216,19 @@ async def test_a_second_fetch_says_at_once_that_it_waits(hub: HubServer, tmp_pat
             out, err = second.communicate(timeout=60)
     assert second.returncode == 0 and (Path(out.strip()) / "model.safetensors").read_bytes() == LARGE
     assert err.startswith("serve it: "), "what was to be fetched is told already"
-    assert [asked.range for asked in hub.asked if asked.host == "storage"] == ["", f"bytes={PART}-"]
+    assert ranges(hub) == ["", f"bytes={PART}-"]
 
 
 async def test_a_fetch_ends_with_the_program_that_wanted_it(hub: HubServer, family: ProcessFamily) -> None:
     hub.add("org/smol", {**SMOL, "model.safetensors": File(LARGE)})
     hub.stall["model.safetensors"] = PART + BLOCK
 
-    def ranges() -> list[str]:
-        return [asked.range for asked in hub.asked if asked.host == "storage"]
-
-    with StartedProcess(
-        [sys.executable, "-c", "from omnistage.client import Omni; Omni(model_path='org/smol')"], stderr=subprocess.PIPE
-    ) as owner:
-        await until(ranges)
+    command = [sys.executable, "-c", "from omnistage.client import Omni; Omni(model_path='org/smol')"]
+    with StartedProcess(command, stderr=subprocess.PIPE) as owner:
+        await until(lambda: ranges(hub))
         owner.kill()
     assert family.wait_ended() == []
-    assert ranges() == [""], "it did not wait for the rest, and ask for it again"
+    assert ranges(hub) == [""], "it did not wait for the rest, and ask for it again"
 
 
 def test_what_is_no_name_is_told_by_the_client(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import re
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,14 +34,13 @@ def file_with(text: str) -> Iterator[int]:
         yield file.fileno()
 
 
-def say(terminal: Terminal, text: str, address: str, meanwhile=None) -> tuple[list[str], list[str]]:
+def say(terminal: Terminal, text: str, address: str, meanwhile: Callable[[Terminal], None] | None = None) -> tuple[list[str], list[str]]:
     """Speak a text on a terminal: the lines of the answer, and those of the figures behind it."""
     with file_with(text) as stdin:
         code = terminal.run(("say", "-", "--seed", "1", "--address", address), meanwhile, stdin)
     lines = terminal.lines
-    assert code == 0, lines[-5:]
     figures = [number for number, line in enumerate(lines) if FIGURES.match(line)]
-    assert len(figures) == 1, lines[-5:]
+    assert (code, len(figures)) == (0, 1), lines[-5:]
     return lines[: figures[0]], lines[figures[0] :]
 
 
@@ -51,8 +50,7 @@ def test_a_long_text_leaves_its_own_lines_and_no_more(toy_address: str, columns:
     terminal = Terminal(columns, rows)
     answer, figures = say(terminal, text, toy_address)
     assert answer == textwrap.wrap(text, columns - 1, break_on_hyphens=False)
-    assert len("".join(figures)) < 120
-    assert b"speaking" in terminal.written
+    assert len("".join(figures)) < 120 and b"speaking" in terminal.written
 
 
 def test_an_answer_of_a_model_leaves_its_own_lines_and_no_more(toy_address: str) -> None:
@@ -84,7 +82,7 @@ def test_nothing_comes_twice_whatever_the_words_are(toy_address: str, columns: i
 )
 def test_a_window_that_grows_meanwhile(toy_address: str, before: tuple[int, int], after: tuple[int, int]) -> None:
     text = numbered(3280)
-    answer, _ = say(Terminal(*before), text, toy_address, Once(b"mountain-top-028 ", lambda terminal: terminal.resize(*after)))
+    answer, _ = say(Terminal(*before), text, toy_address, resized(*after))
     assert words_of(answer) == text.split()
 
 
@@ -93,27 +91,22 @@ def test_a_window_that_shrinks_meanwhile(tmp_path: Path) -> None:
     whole. The model takes its time, so that most of the answer comes after."""
     text = numbered(3280)
     with stack(tmp_path, options={"interval_s": 0.05}) as running:
-        answer, _ = say(Terminal(80, 24), text, running.address, Once(b"mountain-top-028 ", lambda terminal: terminal.resize(30, 24)))
-    shown = words_of(answer)
-    own = set(text.split())
+        answer, _ = say(Terminal(80, 24), text, running.address, resized(30, 24))
+    shown, own, tail = words_of(answer), set(text.split()), text.split()[200:]
     whole = [word for word in shown if word in own]
-    assert len(whole) == len(set(whole))
-    tail = text.split()[200:]
-    assert shown[-len(tail) :] == tail
+    assert len(whole) == len(set(whole)) and shown[-len(tail) :] == tail
 
 
-class Once:
-    """Calls once, when something has been written to the terminal."""
+def resized(columns: int, rows: int) -> Callable[[Terminal], None]:
+    """Gives the window another size, once, in the middle of the text."""
+    waits = [True]
 
-    def __init__(self, seen: bytes, act) -> None:
-        self._seen = seen
-        self._act = act
-        self.done = False
+    def resize(terminal: Terminal) -> None:
+        if waits and b"mountain-top-028 " in terminal.written:
+            waits.pop()
+            terminal.resize(columns, rows)
 
-    def __call__(self, terminal: Terminal) -> None:
-        if not self.done and self._seen in terminal.written:
-            self.done = True
-            self._act(terminal)
+    return resize
 
 
 def test_control_characters_of_an_answer_do_not_steer_the_terminal(toy_address: str) -> None:
@@ -126,8 +119,7 @@ def test_text_in_a_file_and_the_sound_on_the_terminal(toy_address: str, tmp_path
     terminal = Terminal()
     with (tmp_path / "answer.txt").open("wb") as stdout, file_with(text) as stdin:
         assert terminal.run(("say", "-", "--seed", "1", "--address", toy_address), None, stdin, stdout=stdout.fileno()) == 0
-    assert (tmp_path / "answer.txt").read_text().split() == text.split()
-    assert b"speaking" in terminal.written
+    assert (tmp_path / "answer.txt").read_text().split() == text.split() and b"speaking" in terminal.written
     assert next(line for line in terminal.lines if line).startswith("ttft")
 
 
@@ -138,9 +130,7 @@ def test_text_in_a_pipe_leaves_the_terminal_to_whoever_reads_it(toy_address: str
         code = terminal.run(("say", "one two", "--seed", "1", "--address", toy_address), stdout=write)
         os.close(write)
         assert pipe.read().split() == [b"one", b"two"]
-    assert code == 0
-    assert b"speaking" not in terminal.written
-    assert terminal.lines[0].startswith("ttft")
+    assert code == 0 and b"speaking" not in terminal.written and terminal.lines[0].startswith("ttft")
 
 
 def test_a_job_in_the_background_draws_nothing(toy_address: str) -> None:
@@ -150,7 +140,5 @@ def test_a_job_in_the_background_draws_nothing(toy_address: str) -> None:
     with file_with(text) as stdin:
         shell = (sys.executable, "-c", "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:], process_group=0).returncode)")
         code = terminal.run(("say", "-", "--seed", "1", "--address", toy_address), None, stdin, under=shell)
-    assert code == 0
-    assert b"speaking" not in terminal.written
-    assert b"thinking" not in terminal.written
+    assert code == 0 and b"speaking" not in terminal.written and b"thinking" not in terminal.written
     assert words_of(terminal.lines[:-1])[: len(text.split())] == text.split()

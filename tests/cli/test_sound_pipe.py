@@ -31,15 +31,26 @@ def loud_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
+ASK = (sys.executable, "-m", "omnistage.cli", "ask", "Hi", "--seed", "1", "--out", "-", "--address")
+
+
 def ask(address: str, *words: str) -> StartedProcess[bytes]:
-    command = [sys.executable, "-m", "omnistage.cli", "ask", "Hi", "--seed", "1", "--out", "-", "--address", address, *words]
-    return StartedProcess(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return StartedProcess([*ASK, address, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def samples(data: bytes) -> tuple[np.ndarray, int]:
+def samples(data: bytes) -> np.ndarray:
     """The samples of a WAV file whose head does not know its length, as `aplay` reads it from a pipe."""
-    read, rate_hz = soundfile.read(io.BytesIO(data), dtype="float32")
-    return read, rate_hz
+    sound, rate_hz = soundfile.read(io.BytesIO(data), dtype="float32")
+    assert rate_hz == 24000
+    return sound
+
+
+def wait_for_figures(asking: StartedProcess[bytes]) -> None:
+    """All of the answer came, and nothing of it was read."""
+    assert asking.stderr is not None
+    shown = b""
+    while b"ttft" not in shown:
+        shown += os.read(asking.stderr.fileno(), 65536)
 
 
 @pytest.fixture(scope="module")
@@ -54,20 +65,15 @@ def test_standard_output_is_a_wav_file_and_the_words_stand_elsewhere(loud_addres
     with ask(loud_address, "--max-tokens", "40") as asking:
         sound, told = asking.communicate(timeout=60)
     assert asking.returncode == 0, told
-    heard, rate_hz = samples(sound)
-    assert rate_hz == 24000
-    assert np.array_equal(heard, whole)
-    assert b"ttft" in told
-    assert b"w" in told.splitlines()[0]
+    assert np.array_equal(samples(sound), whole)
+    assert b"ttft" in told and b"w" in told.splitlines()[0]
 
 
 def test_it_comes_while_it_is_made(loud_address: str) -> None:
     """Long before the end of an answer that goes on for minutes."""
     with ask(loud_address, "--max-tokens", "4000") as asking:
         assert asking.stdout is not None
-        head = asking.stdout.read(44 + 9600)
-        assert head[:4] == b"RIFF"
-        assert asking.poll() is None
+        assert asking.stdout.read(44 + 9600).startswith(b"RIFF") and asking.poll() is None
         asking.send_signal(signal.SIGINT)
         asking.stdout.close()
         assert asking.wait(30) == 130
@@ -76,16 +82,14 @@ def test_it_comes_while_it_is_made(loud_address: str) -> None:
 def test_a_reader_that_plays_slowly_holds_no_answer_up(loud_address: str, whole: np.ndarray) -> None:
     """The router would cancel a client that reads nothing for ten seconds; the pipe is full long before."""
     with ask(loud_address, "--max-tokens", "40") as asking:
-        assert asking.stdout is not None and asking.stderr is not None
-        told = b""
-        while b"ttft" not in told:  # All of it came, and nothing of it was read.
-            told += os.read(asking.stderr.fileno(), 65536)
+        assert asking.stdout is not None
+        wait_for_figures(asking)
         data = b""
         while piece := os.read(asking.stdout.fileno(), 16384):
             data += piece
             time.sleep(0.001)
         assert asking.wait(30) == 0
-    assert np.array_equal(samples(data)[0], whole)
+    assert np.array_equal(samples(data), whole)
 
 
 def test_a_reader_that_goes_away_ends_it(loud_address: str) -> None:
@@ -99,10 +103,7 @@ def test_a_reader_that_goes_away_ends_it(loud_address: str) -> None:
 
 def test_ctrl_c_ends_a_pipe_that_nobody_reads(loud_address: str) -> None:
     with ask(loud_address, "--max-tokens", "40") as asking:
-        assert asking.stdout is not None and asking.stderr is not None
-        told = b""
-        while b"ttft" not in told:
-            told += os.read(asking.stderr.fileno(), 65536)
+        wait_for_figures(asking)
         while asking.poll() is None:  # The signal may come before the command is back from its figures.
             asking.send_signal(signal.SIGINT)
             time.sleep(0.05)
@@ -119,25 +120,24 @@ def test_a_terminal_gets_no_sound(toy_address: str) -> None:
 def test_what_cannot_be_together_is_refused(toy_address: str, words: tuple[str, ...]) -> None:
     with ask(toy_address, *words) as asking:
         _, told = asking.communicate(timeout=60)
-    assert asking.returncode == 2
-    assert b"--out -" in told
+    assert asking.returncode == 2 and b"--out -" in told
 
 
 def test_a_file_called_dash_is_not_written(toy_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with ask(toy_address) as asking:
         asking.communicate(timeout=60)
-    assert asking.returncode == 0
-    assert list(tmp_path.iterdir()) == []
+    assert (asking.returncode, list(tmp_path.iterdir())) == (0, [])
 
 
 def test_a_pipe_that_does_not_wait_gets_all_of_it(loud_address: str, whole: np.ndarray) -> None:
     """A program beside it may have set the pipe so. A full one from which a little was read takes only a part of the next piece."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    words = ["--seed", "1", "--out", "-", "--address", loud_address, "--max-tokens", "40"]
-    command = [sys.executable, "-m", "omnistage.cli", "ask", "Hi", *words]
-    with StartedProcess(command, stdout=writing, stderr=subprocess.DEVNULL) as asking, os.fdopen(reading, "rb", buffering=0) as pipe:
+    with (
+        StartedProcess([*ASK, loud_address, "--max-tokens", "40"], stdout=writing, stderr=subprocess.DEVNULL) as asking,
+        os.fdopen(reading, "rb", buffering=0) as pipe,
+    ):
         room = select.poll()
         room.register(writing, select.POLLOUT)
         data, deadline = b"", time.monotonic() + 60
@@ -150,4 +150,4 @@ def test_a_pipe_that_does_not_wait_gets_all_of_it(loud_address: str, whole: np.n
         while piece := pipe.read(1 << 16):
             data += piece
         assert asking.wait(60) == 0
-    assert np.array_equal(samples(data)[0], whole)
+    assert np.array_equal(samples(data), whole)

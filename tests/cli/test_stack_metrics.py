@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import socketserver
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
+from helpers.http_servers import running
 from helpers.metrics import value
 from omnistage.cli.show.metrics import StackCollector, serve_stack_metrics
 from omnistage.client.errors import StackError
@@ -42,28 +44,19 @@ def page(addresses: Mapping[str, str], accept: str = "text/plain") -> str:
 @contextmanager
 def saying(answer: bytes | None) -> Iterator[str]:
     """A server that says this to each of its visitors, whatever they ask; None: that says nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        visitors = []
+    over = threading.Event()
 
-        def serve() -> None:
-            try:
-                while True:
-                    visitor = server.accept()[0]
-                    visitors.append(visitor)
-                    if answer is not None:
-                        visitor.recv(1 << 16)
-                        visitor.sendall(answer)
-                        visitor.close()
-            except OSError:
-                return  # The test is over.
+    class Visit(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            if answer is None:
+                over.wait(60)
+            else:
+                self.request.recv(1 << 16)
+                self.request.sendall(answer)
 
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield f"127.0.0.1:{server.getsockname()[1]}"
-        server.shutdown(socket.SHUT_RDWR)
-        thread.join()
-        for visitor in visitors:
-            visitor.close()
+    server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Visit)
+    with running([server], over):
+        yield "{}:{}".format(*server.server_address)
 
 
 def test_families_of_all_processes_are_merged_and_every_sample_says_whose_it_is() -> None:
@@ -76,10 +69,8 @@ def test_families_of_all_processes_are_merged_and_every_sample_says_whose_it_is(
     assert value(families, "seen_total", process="talker-1", who='the "talker" \\') == 2
     assert [family.documentation for family in families if family.name == "seen"] == ['Said with "quotes", a \\ and\na second line.']
     assert value(families, "took_seconds_bucket", process="router", le="2.0") == 0
-    assert value(families, "took_seconds_count", process="router") == 1
-    assert value(families, "places") == 7
-    ups = {name: value(families, "omnistage_process_up", process=name) for name in ("talker-0", "talker-1", "router", "launcher")}
-    assert set(ups.values()) == {1}
+    assert (value(families, "took_seconds_count", process="router"), value(families, "places")) == (1, 7)
+    assert {value(families, "omnistage_process_up", process=name) for name in ("talker-0", "talker-1", "router", "launcher")} == {1}
 
 
 def test_the_page_is_good_in_the_other_format_too() -> None:
@@ -87,25 +78,24 @@ def test_the_page_is_good_in_the_other_format_too() -> None:
     assert value(list(open_metrics_families(text)), "seen_total", process="router") == 3
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        None,
-        b"",
-        b"nonsense\r\n\r\n",
-        b"HTTP/1.0 500 Oh\r\nContent-Length: 13\r\n\r\nseen_total 1\n",
-        b"HTTP/1.0 200 OK\r\nContent-Length: 18\r\n\r\nthis is { no page\n",
-        b"HTTP/1.0 200 OK\r\nContent-Length: 3\r\n\r\n\xff\xfe\n",
-        b"HTTP/1.0 200 OK\r\nContent-Length: 99\r\n\r\nseen_total 1\n",
-        b"HTTP/1.0 200 OK\r\nContent-Length: 99999999999\r\n\r\nseen_total 1\n",
-        b"HTTP/1.0 200 OK\r\n\r\nseen_total 1\n",
-    ],
-    ids=["nothing", "hangs up", "no HTTP", "an error", "no metrics", "no text", "cut off", "too long", "no length"],
-)
-def test_a_process_that_gives_no_page_is_left_out_and_told(answer: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
+ANSWERS = {
+    "nothing": None,
+    "hangs up": b"",
+    "no HTTP": b"nonsense\r\n\r\n",
+    "an error": b"HTTP/1.0 500 Oh\r\nContent-Length: 13\r\n\r\nseen_total 1\n",
+    "no metrics": b"HTTP/1.0 200 OK\r\nContent-Length: 18\r\n\r\nthis is { no page\n",
+    "no text": b"HTTP/1.0 200 OK\r\nContent-Length: 3\r\n\r\n\xff\xfe\n",
+    "cut off": b"HTTP/1.0 200 OK\r\nContent-Length: 99\r\n\r\nseen_total 1\n",
+    "too long": b"HTTP/1.0 200 OK\r\nContent-Length: 99999999999\r\n\r\nseen_total 1\n",
+    "no length": b"HTTP/1.0 200 OK\r\n\r\nseen_total 1\n",
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_process_that_gives_no_page_is_left_out_and_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omnistage.cli.show.metrics.SILENCE_S", 0.3)
     good = serving("talker", 5)
-    with saying(answer) as bad:
+    with saying(ANSWERS[name]) as bad:
         families = list(text_string_to_metric_families(page({"bad": bad, "ended": "", "talker": good})))
     assert {name: value(families, "omnistage_process_up", process=name) for name in ("bad", "ended")} == {"bad": 0, "ended": 0}
     assert {sample.labels["process"] for family in families if family.name == "seen" for sample in family.samples} <= {"talker"}

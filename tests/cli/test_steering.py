@@ -41,22 +41,13 @@ OBEYED = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 KINDS = (stage_pb2.STAGE_KIND_THINKER, stage_pb2.STAGE_KIND_TALKER, stage_pb2.STAGE_KIND_CODE2WAV)
 
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "ask": ("Hi", "-v", "--no-play"),
-    "say": ("Hi", "-v", "--no-play"),
+    **dict.fromkeys(("ask", "say"), ("Hi", "-v", "--no-play")),
     "chat": ("-v",),
-    "draw": ("Hi", "-v", "--out", "FOLDER/heart.png"),
-    "film": ("Hi", "-v", "--out", "FOLDER/heart.webm"),
-    "sound": ("Hi", "-v", "--out", "FOLDER/heart.wav"),
+    **{name: ("Hi", "-v", "--out", f"FOLDER/heart{end}") for name, end in (("draw", ".png"), ("film", ".webm"), ("sound", ".wav"))},
     "bench": ("--requests", "1", "-c", "1", "--text-only"),
     "status": ("-v",),
-    "pipelines": (),
-    "models": (),
-    "voices": (),
-    "serve": (EVIL,),
-    "stop": (EVIL,),
-    "list": (EVIL,),
-    "pull": (EVIL,),
-    "fetch-default": (EVIL,),
+    **dict.fromkeys(("pipelines", "models", "voices"), ()),
+    **dict.fromkeys(("serve", "stop", "list", "pull", "fetch-default"), (EVIL,)),
     "make-tiny": (EVIL, EVIL),
     "protos": (f"/dev/null/{EVIL}",),
 }
@@ -70,9 +61,8 @@ class Hostile(omni_pb2_grpc.OmniServiceServicer):
 
     def ListModels(self, request: omni_pb2.ListModelsRequest, context: grpc.ServicerContext) -> omni_pb2.ListModelsResponse:
         self._fail(context)
-        model = omni_pb2.Model(
-            name=EVIL, stages=list(KINDS), inputs=["text", EVIL], outputs=["text", "audio", "image", EVIL], voices=[EVIL], description=EVIL
-        )
+        ports = {"inputs": ["text", EVIL], "outputs": ["text", "audio", "image", EVIL]}
+        model = omni_pb2.Model(name=EVIL, stages=list(KINDS), voices=[EVIL], description=EVIL, **ports)
         return omni_pb2.ListModelsResponse(models=[model])
 
     def ListReplicas(self, request: omni_pb2.ListReplicasRequest, context: grpc.ServicerContext) -> omni_pb2.ListReplicasResponse:
@@ -143,8 +133,7 @@ def test_no_command_lets_words_steer_the_terminal(command: str, hostile_address:
     name = draw_of(command, COMMANDS, 6, "steering")
     terminal = run(name, hostile_address)
     assert obeyed(terminal.written) == []
-    # Nothing stumbles over them either.
-    assert b"MarkupError" not in terminal.written
+    assert b"MarkupError" not in terminal.written, "nothing stumbles over them either"
 
 
 @pytest.mark.parametrize("hostile_address", [False], indirect=True)
@@ -223,8 +212,8 @@ def test_servers_on_a_terminal_guard_it_too() -> None:
 
 @pytest.mark.parametrize("text", STEERING)
 def test_what_steers_is_shown_as_an_escape(text: str) -> None:
-    assert not OBEYED.search(escape_text(text))
-    assert escape_text(escape_text(text)) == escape_text(text)
+    shown = escape_text(text)
+    assert not OBEYED.search(shown) and escape_text(shown) == shown
 
 
 def test_words_of_all_scripts_are_shown_as_they_are() -> None:

@@ -14,6 +14,7 @@ import soundfile
 
 from helpers.processes import ProcessFamily
 from helpers.sink import Sink
+from helpers.talking import Person
 from helpers.terminal import CTRL_C, Terminal, words_of
 from helpers.toy_pipeline import toy_pipeline
 from omnistage.cli.make.screen import SPINNER
@@ -21,24 +22,10 @@ from omnistage.client import Omni, find_loudspeaker
 from omnistage.models.toy import formulas
 
 
-class Press:
-    """Ctrl-C, once, when something is on the terminal."""
-
-    def __init__(self, seen: str) -> None:
-        self._seen = seen.encode()
-        self._pressed = False
-
-    def __call__(self, terminal: Terminal) -> None:
-        if not self._pressed and self._seen in terminal.written:
-            self._pressed = True
-            terminal.press(CTRL_C)
-
-
 def test_the_answer_grows_above_a_line_that_shows_the_sound(toy_address: str) -> None:
     terminal = Terminal(200, 24)
     assert terminal.run(("ask", "Hi", "--seed", "1", "--address", toy_address)) == 0
-    assert b"thinking" in terminal.written
-    assert b"speaking" in terminal.written
+    assert b"thinking" in terminal.written and b"speaking" in terminal.written
     *answer, figures = terminal.lines
     assert figures.startswith("ttft")
     assert words_of(answer) == formulas.text(1, "Hi", formulas.NATURAL_LENGTH).split()
@@ -54,7 +41,7 @@ def test_starting_a_stack_shows_each_process(family: ProcessFamily) -> None:
 
 def test_ctrl_c_ends_the_call_and_its_stack(family: ProcessFamily, tmp_path: Path) -> None:
     terminal = Terminal()
-    assert terminal.run(("ask", "Hi", "--pipeline", toy_pipeline(tmp_path), "--max-tokens", "32768"), Press("router")) == 130
+    assert terminal.run(("ask", "Hi", "--pipeline", toy_pipeline(tmp_path), "--max-tokens", "32768"), Person(("router", CTRL_C))) == 130
     assert b"Traceback" not in terminal.written
     assert family.wait_ended() == []
 
@@ -114,12 +101,11 @@ def test_ctrl_c_silences_what_is_still_heard(tmp_path: Path, monkeypatch: pytest
     path = toy_pipeline(tmp_path, length=160, samples_per_frame=4800)
     terminal = Terminal(200)
     words = ("ask", "Hi", "--seed", "1", "--pipeline", path, "--out", str(tmp_path / "whole.wav"), "--play")
-    assert terminal.run(words, Press("playing, ")) == 130
+    assert terminal.run(words, Person(("playing, ", CTRL_C))) == 130
     assert b"ttft" in terminal.written
     whole, _ = soundfile.read(tmp_path / "whole.wav", dtype="float32")
     heard = sink.samples()
-    assert len(heard) < len(whole) / 2
-    assert np.array_equal(heard, whole[: len(heard)])
+    assert len(heard) < len(whole) / 2 and np.array_equal(heard, whole[: len(heard)])
 
 
 def test_without_a_loudspeaker_it_says_how_to_keep_the_sound(toy_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,6 +121,5 @@ def test_figures_break_between_two_figures(toy_address: str) -> None:
     terminal = Terminal(48)
     assert terminal.run(("ask", "Hi", "--seed", "123456789", "--address", toy_address)) == 0
     figures = terminal.lines[next(number for number, line in enumerate(terminal.lines) if line.startswith("ttft")) :]
-    assert len(figures) > 1
-    assert "seed 123456789" in figures[-1]
+    assert len(figures) > 1 and "seed 123456789" in figures[-1]
     assert all(re.fullmatch(r"[a-z0-9]+ .*", line) and not line.endswith("·") for line in figures)

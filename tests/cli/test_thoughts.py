@@ -33,10 +33,9 @@ def test_a_terminal_shows_it_dim_above_the_answer(thinking: str) -> None:
     assert terminal.run((*ASKED, thinking)) == 0
     dim = [part.partition(PLAIN)[0] for part in terminal.written.decode().split(DIM)[1:]]
     assert list(dict.fromkeys(word for word in words_of(dim) if word in WORDS)) == WORDS[:THINKS]
-    told = terminal.lines
-    first = next(number for number, line in enumerate(told) if line.split()[:1] == [WORDS[THINKS]])
-    assert words_of(told[:first]) == WORDS[:THINKS]
-    assert words_of(told[first:])[: 24 - THINKS] == WORDS[THINKS:]
+    first = next(number for number, line in enumerate(terminal.lines) if line.split()[:1] == [WORDS[THINKS]])
+    assert words_of(terminal.lines[:first]) == WORDS[:THINKS]
+    assert words_of(terminal.lines[first:])[: 24 - THINKS] == WORDS[THINKS:]
 
 
 def test_a_pipe_gets_the_answer_alone(thinking: str) -> None:

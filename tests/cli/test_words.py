@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from helpers import lengths
 from helpers.command import omnistage
+from helpers.output import refusal
 from helpers.processes import StartedProcess
 from helpers.terminal import Terminal, words_of
 from omnistage.cli.main import app
@@ -35,13 +36,8 @@ COMMAND = (sys.executable, "-m", "omnistage.cli")
 )
 def test_a_mistake_is_one_line_and_a_hint(words: list[str | bytes], given: bytes, told: str) -> None:
     model = [] if "--pipeline" in words else ["--pipeline", "toy"]
-    done = omnistage(*words, *model, text=given)
-    assert done.returncode == 1
-    assert done.stdout == ""
-    error, hint = done.stderr.splitlines()
-    assert error.startswith("error: ")
-    assert told in error
-    assert hint.startswith("hint: ")
+    error, hint = refusal(*words, *model, text=given)
+    assert error.startswith("error: ") and told in error and hint.startswith("hint: ")
 
 
 @pytest.mark.parametrize(
@@ -53,8 +49,7 @@ def test_a_mistake_is_one_line_and_a_hint(words: list[str | bytes], given: bytes
     ids=str,
 )
 def test_a_mistake_that_says_all_has_no_hint(words: tuple[str, ...], told: str) -> None:
-    done = omnistage("ask", "Hi", "--pipeline", "toy", *words)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"error: {told}\n")
+    assert refusal("ask", "Hi", "--pipeline", "toy", *words) == [f"error: {told}"]
 
 
 def test_standard_input_that_is_closed() -> None:
@@ -72,17 +67,14 @@ def test_standard_output_that_is_closed(toy_address: str, tmp_path) -> None:
 
 def test_a_reader_that_has_seen_enough(toy_address: str) -> None:
     text = " ".join(["words"] * 250)
-    with StartedProcess(
-        [*COMMAND, "say", text, "--address", toy_address], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as call:
-        assert call.stdout is not None
-        assert call.stderr is not None
+    command = [*COMMAND, "say", text, "--address", toy_address]
+    with StartedProcess(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as call:
+        assert call.stdout is not None and call.stderr is not None
         call.stdout.read(1)
         call.stdout.close()
         said = call.stderr.read()
         assert call.wait(60) in (0, 141)  # 0: it had written all before the pipe broke
-    assert "Traceback" not in said
-    assert "error" not in said
+    assert "Traceback" not in said and "error" not in said
 
 
 @lengths.drawn_cells(1, "size", [(80, 24), (40, 10)], ids=lambda size: f"{size[0]}x{size[1]}")

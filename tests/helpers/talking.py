@@ -23,6 +23,15 @@ def alone_here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / "state"
 
 
+def entry(text: str | bytes, shown: str = "ttft") -> tuple[tuple[str, bytes], tuple[str, bytes]]:
+    """Two steps: a line is typed at the prompt, and something is shown then."""
+    return (PROMPT, (text.encode() if isinstance(text, str) else text) + ENTER), (shown, b"")
+
+
+END = ((PROMPT, CTRL_D),)
+"""The last step."""
+
+
 class Person:
     """Types one thing after the other, each when what it waits for is on the terminal, behind all that was waited for before."""
 
