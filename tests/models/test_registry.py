@@ -16,22 +16,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers import lengths
-from helpers.speech import pieces
+from helpers.speech import rows_of
 from omnistage.models import registry
 from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.family import Family, Mark, ModelEntry, OptionsReader
-from omnistage.models.interface import Frames, SpeechRequest, TalkerModel
 from omnistage.models.options import LoadOptions
 from omnistage.models.registry import FAMILIES, UnknownCheckpoint, UnknownFamily, families, has_default, load, missing_packages, recognise
 from omnistage.models.reports import LoadError
+from omnistage.models.smol.talker import load_talker
 
 ALONE = ModelEntry("nowhere:Nothing")
 FAMILIES_OF_MANY_FORMS: Mapping[str, Family] = {
     **FAMILIES,
-    "speaker": Family(
-        models={"thinker": ALONE},
-        marks=((Mark("config.json", "architectures", ("SpeakerModel", "OldSpeakerModel")),),),
-    ),
+    "speaker": Family(models={"thinker": ALONE}, marks=((Mark("config.json", "architectures", ("SpeakerModel", "OldSpeakerModel")),),)),
     "painter": Family(
         models={"diffusion": ALONE},
         marks=((Mark("model_index.json", "_class_name", ("PainterPipeline",)),), (Mark("config.json", "model_type", ("painter",)),)),
@@ -140,22 +137,32 @@ def test_what_the_table_tells_of_a_family() -> None:
 # Families of other packages -------------------------------------------------------------------------------------------------------------
 
 
-def brought(folder: Path, entry: str, package: str = "bringing") -> None:
-    """An installed package that names a family."""
-    info = folder / f"{package}-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(f"[omnistage.families]\n{entry}\n")
+Bring = Callable[..., None]
+MARKED = """
+from omnistage.models.family import Family, Mark, ModelEntry
+TOY = ModelEntry("omnistage.models.toy.stages:load_thinker")
+FAMILY = Family({{"thinker": TOY}}, marks=((Mark("config.json", "model_type", ("{name}",)),),))
+"""
 
 
-def test_a_family_of_an_installed_package_is_found_and_ours_stay_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "bringing.py").write_text(
-        "from omnistage.models.family import Family, Mark, ModelEntry\n"
-        "TOY = ModelEntry('omnistage.models.toy.stages:load_thinker')\n"
-        "FAMILY = Family({'thinker': TOY}, marks=((Mark('config.json', 'model_type', ('brought',)),),))\n"
-    )
-    brought(tmp_path, "brought = bringing:FAMILY\nsmol = bringing:FAMILY")
+@pytest.fixture
+def bring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bring:
+    """Installs a package that names families, with the code of its module, if it has one."""
     monkeypatch.syspath_prepend(tmp_path)
+
+    def install(entries: str, code: str = "", package: str = "bringing") -> None:
+        info = tmp_path / f"{package}-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1\n")
+        (info / "entry_points.txt").write_text(f"[omnistage.families]\n{entries}\n")
+        if code:
+            (tmp_path / f"{package}.py").write_text(code)
+
+    return install
+
+
+def test_a_family_of_an_installed_package_is_found_and_ours_stay_ours(tmp_path: Path, bring: Bring) -> None:
+    bring("brought = bringing:FAMILY\nsmol = bringing:FAMILY", MARKED.format(name="brought"))
     assert load("brought", "thinker", LoadOptions()).info.name == "toy-thinker"
     assert recognise(checkpoint(tmp_path, {"config.json": {"model_type": "brought"}})) == "brought"
     with pytest.raises(UnknownFamily, match="no talker named 'brought'; there are qwen2_5_omni, qwen3_omni, smol, "):
@@ -173,26 +180,18 @@ def test_a_family_of_an_installed_package_is_found_and_ours_stay_ours(tmp_path: 
         ("brought = json:dumps", "brought of the package bringing: json:dumps is no Family but a function"),
     ],
 )
-def test_a_package_that_does_not_have_what_it_says_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str, said: str) -> None:
-    brought(tmp_path, entry)
-    monkeypatch.syspath_prepend(tmp_path)
+def test_a_package_that_does_not_have_what_it_says_is_named(bring: Bring, entry: str, said: str) -> None:
+    bring(entry)
     with pytest.raises(LoadError, match=said):
         load("brought", "thinker", LoadOptions())
     assert load("toy", "thinker", LoadOptions()).info.name == "toy-thinker"
 
 
-def test_a_package_that_cannot_be_imported_hinders_no_other_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_cannot_be_imported_hinders_no_other_family(tmp_path: Path, bring: Bring) -> None:
     """Whatever its import raises; it is named where nobody knows a folder."""
-    (tmp_path / "raising.py").write_text("raise RuntimeError('no such device')\n")
-    (tmp_path / "misspelt.py").write_text("def\n")
-    (tmp_path / "sound.py").write_text(
-        "from omnistage.models.family import Family, Mark, ModelEntry\n"
-        "TOY = ModelEntry('omnistage.models.toy.stages:load_thinker')\n"
-        "FAMILY = Family({'thinker': TOY}, marks=((Mark('config.json', 'model_type', ('sound',)),),))\n"
-    )
-    for package in ("raising", "misspelt", "sound"):
-        brought(tmp_path, f"{package} = {package}:FAMILY", package)
-    monkeypatch.syspath_prepend(tmp_path)
+    codes = {"raising": "raise RuntimeError('no such device')\n", "misspelt": "def\n", "sound": MARKED.format(name="sound")}
+    for package, code in codes.items():
+        bring(f"{package} = {package}:FAMILY", code, package)
     assert recognise(checkpoint(tmp_path / "one", {"config.json": {"model_type": "sound"}})) == "sound"
     assert recognise(checkpoint(tmp_path / "two", SMOL)) == "smol"
     assert {"sound", *FAMILIES} <= families().keys() and not {"raising", "misspelt"} & families().keys()
@@ -212,34 +211,28 @@ def test_a_package_that_cannot_be_imported_hinders_no_other_family(tmp_path: Pat
         ("omnistage.models.toy.stages:REVISION", "is no function"),
     ],
 )
-def test_an_entry_that_names_no_function_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: str, what: str) -> None:
+def test_an_entry_that_names_no_function_is_told(bring: Bring, loader: str, what: str) -> None:
     """As one that names a class with `loaded`, which was how it was said before."""
     code = f"from omnistage.models.family import Family, ModelEntry\nFAMILY = Family({{'thinker': ModelEntry('{loader}')}})\n"
     module = f"entry_that_{what.replace(' ', '_')}"
-    (tmp_path / f"{module}.py").write_text(code)
-    brought(tmp_path, f"brought = {module}:FAMILY")
-    monkeypatch.syspath_prepend(tmp_path)
+    bring(f"brought = {module}:FAMILY", code, module)
     with pytest.raises(LoadError) as raised:
         load("brought", "thinker", LoadOptions())
     told = f"the thinker of brought is loaded by {loader}, which {what}: name a function of (folder, options) that returns the model, "
     assert str(raised.value) == told + "as docs/models.md says"
 
 
-def test_two_packages_with_one_family_are_both_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_packages_with_one_family_are_both_named(bring: Bring) -> None:
     for package in ("one", "other"):
-        brought(tmp_path, "brought = json:dumps", package)
-    monkeypatch.syspath_prepend(tmp_path)
+        bring("brought = json:dumps", package=package)
     with pytest.raises(LoadError, match=r"brought is brought by (one|other) and by (one|other): uninstall one"):
         load("brought", "thinker", LoadOptions())
 
 
-def test_a_family_with_weights_and_no_checkpoint_of_its_own_asks_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "needing.py").write_text(
-        "from omnistage.models.family import Family, ModelEntry\n"
-        "FAMILY = Family({'thinker': ModelEntry('omnistage.models.toy.stages:load_thinker', files=('config.json',))})\n"
-    )
-    brought(tmp_path, "brought = needing:FAMILY")
-    monkeypatch.syspath_prepend(tmp_path)
+def test_a_family_with_weights_and_no_checkpoint_of_its_own_asks_for_one(bring: Bring) -> None:
+    entry = "ModelEntry('omnistage.models.toy.stages:load_thinker', files=('config.json',))"
+    code = f"from omnistage.models.family import Family, ModelEntry\nFAMILY = Family({{'thinker': {entry}}})\n"
+    bring("brought = needing:FAMILY", code, "needing")
     with pytest.raises(LoadError, match="brought has no checkpoint of its own: give the folder of one"):
         load("brought", "thinker", LoadOptions())
 
@@ -249,21 +242,17 @@ def test_a_family_with_weights_and_no_checkpoint_of_its_own_asks_for_one(tmp_pat
 Change = Callable[[Path], object]
 
 
-def config(**changes: object) -> Change:
-    """Other values in config.json; None takes one away."""
+def config(section: str = "", /, **changes: object) -> Change:
+    """Other values in config.json or a section of it; None takes one away."""
 
     def change(folder: Path) -> None:
         path = folder / "config.json"
-        values = {**json.loads(path.read_text()), **changes}
-        path.write_text(json.dumps({name: value for name, value in values.items() if value is not None}))
-
-    return change
-
-
-def text_config(**changes: object) -> Change:
-    def change(folder: Path) -> None:
-        values = json.loads((folder / "config.json").read_text())["text_config"]
-        config(text_config={**values, **changes})(folder)
+        values = json.loads(path.read_text())
+        place = values[section] if section else values
+        place.update(changes)
+        for name in [name for name, value in changes.items() if value is None]:
+            del place[name]
+        path.write_text(json.dumps(values))
 
     return change
 
@@ -304,11 +293,11 @@ def copied(default_model: Path, folder: Path, kind: str) -> Path:
     return folder
 
 
-BIAS = "m.text.attn.linear1.bias"
+BIAS, SPECTRUM = "m.text.attn.linear1.bias", "dec.3.pw1.weight"
 
 
 @lengths.drawn_cells(
-    8,
+    10,
     ("kind", "change", "told"),
     [
         ("talker", lambda folder: (folder / "config.json").unlink(), "talker/config.json is missing: give the whole folder"),
@@ -321,8 +310,10 @@ BIAS = "m.text.attn.linear1.bias"
         ("talker", config(symbols=[]), "config.json lacks the object 'symbols'"),
         ("talker", config(symbols={"a": 0.5}), "config.json: 'a' of 'symbols' is '0.5', which is no int"),
         ("thinker", config(text_config=None), "config.json lacks the object 'text_config'"),
-        ("thinker", text_config(rope_parameters={}), "config.json: text_config: rope_parameters lacks 'rope_theta'"),
-        ("thinker", text_config(num_hidden_layers=31), "no weight 'layers.30."),
+        ("thinker", config("text_config", rope_parameters={}), "config.json: text_config: rope_parameters lacks 'rope_theta'"),
+        ("thinker", config("text_config", num_hidden_layers=31), "no weight 'layers.30."),
+        ("thinker", weights(**{"model.norm.weight": None}), "no weight"),
+        ("thinker", weights(**{"model.layers.0.extra.weight": torch.zeros(1)}), "does not"),
         ("talker", lambda folder: (folder / "model.safetensors").unlink(), "talker/model.safetensors is missing: give the whole folder"),
         ("talker", cut("model.safetensors"), "model.safetensors is damaged"),
         ("talker", weights(extra=torch.zeros(2)), "has 1 weights that this model does not, the first is extra"),
@@ -333,6 +324,9 @@ BIAS = "m.text.attn.linear1.bias"
         ("talker", sharded(lambda index: index.pop(BIAS)), f"does not fit model-1-of-2.safetensors: only one of them has {BIAS}"),
         ("talker", sharded(lambda index: index.update(more="model-2-of-2.safetensors")), "only one of them has more"),
         ("code2wav", cut("model.safetensors"), "model.safetensors is damaged"),
+        ("code2wav", weights(**{SPECTRUM: None}), f"lacks 1 weights, the first is {SPECTRUM}"),
+        ("code2wav", weights(**{SPECTRUM: torch.zeros(2)}), f"{SPECTRUM} is (2,), not "),
+        ("code2wav", weights(**{"dec.9.pw1.weight": torch.zeros(2)}), "the first is dec.9.pw1.weight"),
         ("thinker", cut("tokenizer.json"), "thinker/tokenizer.json is damaged"),
     ],
 )
@@ -349,22 +343,13 @@ async def test_shards_are_the_same_model_as_one_file(default_model: Path, tmp_pa
     folder = copied(default_model, tmp_path, "talker")
     sharded()(folder / "talker")
     assert len(list((folder / "talker").glob("*.safetensors"))) == 2
-    request = SpeechRequest(seed=1)
-    said = []
+    rows = []
     for path in (folder, default_model):
-        model = cast(TalkerModel[object], load("smol", "talker", LoadOptions(path=path)))
-        said.append(
-            np.concatenate(
-                [
-                    frames.rows
-                    async for frames in model.speak(await model.prepare(request), pieces(["Two halves are one whole."]), {"features": 0})
-                    if isinstance(frames, Frames)
-                ]
-            )
-        )
+        model = load_talker(path / "talker")
+        rows.append(await rows_of(model, "Two halves are one whole."))
         await model.close()
-    assert len(said[0]) > 10
-    np.testing.assert_array_equal(said[0], said[1])
+    assert len(rows[0]) > 10
+    np.testing.assert_array_equal(*rows)
 
 
 def test_a_package_that_is_missing_is_named(default_model: Path) -> None:
@@ -389,7 +374,6 @@ except ValueError as error:
 @pytest.mark.skipif(not torch.__version__.endswith("+cpu"), reason="torch here is a build for CUDA")
 @pytest.mark.parametrize("kind", ["thinker", "code2wav"])
 def test_a_device_that_torch_is_not_built_for_says_what_to_do(kind: str) -> None:
-    with pytest.raises(
-        LoadError, match=r"device cuda:1: torch \S+\+cpu is a build for CPUs; `make setup DEVICE=cuda` installs one for CUDA"
-    ):
+    told = r"device cuda:1: torch \S+\+cpu is a build for CPUs; `make setup DEVICE=cuda` installs one for CUDA"
+    with pytest.raises(LoadError, match=told):
         load("smol", kind, LoadOptions(device="cuda:1"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
-from pathlib import Path
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,10 +14,9 @@ import torch
 from helpers import lengths
 from helpers.speech import frames_of, pieces, rows_of
 from omnistage.engine.types import FinishReason
-from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.interface import BadRequest, Frames, Piece, SpeechRequest
 from omnistage.models.smol.prosody import COUNT, FEATURE_WIDTH, FRAME_RATE_HZ, INDEX, at_speed
-from omnistage.models.smol.talker import SmolTalker, load_talker
+from omnistage.models.smol.talker import SmolTalker
 
 TEXT = "Here are **two** tips:\n- Drink 3 cups of water, or tea.\n- Sleep well!\n\nDr. Lee said so in 1999, and zorblings agree."
 SUBJECTS, VERBS = ("The old mayor", "A cat", "My neighbours", "Nobody", "I"), ("counted", "saw", "was given", "remembered", "strengthened")
@@ -30,8 +29,8 @@ async def test_rows_do_not_depend_on_the_deltas(talker: SmolTalker, seed: int) -
     assert whole.shape[0] > 4 * FRAME_RATE_HZ
     assert np.array_equal(await rows_of(talker, *TEXT), whole)
     for _ in range(10):
-        places = sorted(draw.sample(range(1, len(TEXT)), draw.randrange(1, 20)))
-        deltas = [TEXT[a:b] for a, b in zip([0, *places], [*places, len(TEXT)], strict=True)]
+        places = [0, *sorted(draw.sample(range(1, len(TEXT)), draw.randrange(1, 20))), len(TEXT)]
+        deltas = [TEXT[a:b] for a, b in pairwise(places)]
         assert np.array_equal(await rows_of(talker, *deltas), whole)
 
 
@@ -40,9 +39,7 @@ async def test_rows_say_where_they_lie_in_their_phrase(talker: SmolTalker) -> No
     assert [one.finish_reason for one in frames] == [None] * (len(frames) - 1) + [FinishReason.STOP]
     assert len(frames[-1].rows) == 0
     for one in frames[:-1]:
-        assert one.rows.dtype == np.float32
-        assert one.rows.shape[1] == FEATURE_WIDTH
-        assert np.isfinite(one.rows).all()
+        assert (one.rows.dtype, one.rows.shape[1]) == (np.float32, FEATURE_WIDTH) and np.isfinite(one.rows).all()
         assert (one.rows[:, INDEX] == np.arange(len(one.rows))).all()
         assert (one.rows[:, COUNT] == len(one.rows)).all()
 
@@ -93,10 +90,8 @@ async def test_max_frames_ends_with_length(talker: SmolTalker, limit: int) -> No
 
 @pytest.mark.parametrize("text", ["", "😀🎉🎉", "你好，世界。", "```\ncode\n```", "...", "\n\n"])
 async def test_nothing_to_say_ends_properly(talker: SmolTalker, text: str) -> None:
-    frames = await frames_of(talker, text)
-    assert [len(one.rows) for one in frames] == [0]
-    assert frames[0].rows.shape == (0, FEATURE_WIDTH)
-    assert frames[0].finish_reason is FinishReason.STOP
+    (frames,) = await frames_of(talker, text)
+    assert (frames.rows.shape, frames.finish_reason) == ((0, FEATURE_WIDTH), FinishReason.STOP)
 
 
 @lengths.drawn_cells(1, "unit", ["word ", "x", "7", "Well, yes. "])
@@ -112,9 +107,8 @@ async def test_20000_characters_come_in_bounded_phrases(talker: SmolTalker, unit
 
 
 async def test_a_voice_that_it_does_not_have_is_refused(talker: SmolTalker) -> None:
-    with pytest.raises(BadRequest) as refused:
+    with pytest.raises(BadRequest, match=r"^talker\.voice: "):
         await talker.prepare(SpeechRequest(seed=0, voice="nobody"))
-    assert refused.value.field == "talker.voice"
 
 
 async def test_cancel_at_any_moment_leaves_nothing_queued(talker: SmolTalker, seed: int) -> None:
@@ -132,13 +126,6 @@ async def test_cancel_at_any_moment_leaves_nothing_queued(talker: SmolTalker, se
         await asyncio.gather(*tasks, return_exceptions=True)
         assert talker.load().queued == 0
     assert len(await rows_of(talker, TEXT)) > 0
-
-
-def test_folder_of_another_model_is_refused(default_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadCheckpoint, match="not a 'hibari-talker'"):
-        load_talker(default_model / "code2wav")
-    with pytest.raises(BadCheckpoint, match=r"config\.json is missing"):
-        load_talker(tmp_path)
 
 
 async def test_speech_goes_on_at_any_row(talker: SmolTalker, seed: int) -> None:
@@ -160,6 +147,5 @@ async def test_max_frames_counts_the_rows_before(talker: SmolTalker, first: int)
 
 @pytest.mark.parametrize("limit", [0, 30])
 async def test_speech_that_ends_before_its_first_row_is_refused(talker: SmolTalker, limit: int) -> None:
-    with pytest.raises(BadRequest) as refused:
+    with pytest.raises(BadRequest, match=r"^resume\.positions: "):
         await frames_of(talker, "Hello there.", request=SpeechRequest(seed=0, max_frames=limit), first=200)
-    assert refused.value.field == "resume.positions"
