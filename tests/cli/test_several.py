@@ -116,7 +116,7 @@ def test_one_that_was_given_up_is_started_again(family: ProcessFamily, tmp_path:
 
 @lengths.long_form(
     "cli/test_several.py::test_an_equal_stage_counts_once_in_all_that_is_told_to_the_router",
-    "router/test_capacity.py::test_a_replica_counts_once_however_many_pipelines_have_it",
+    "router/test_placement.py::test_a_replica_counts_once_however_many_pipelines_have_it",
     unkept="both pipelines answer by one process",
 )
 def test_equal_stages_of_two_pipelines_are_the_same_processes(family: ProcessFamily, tmp_path: Path) -> None:

@@ -1,41 +1,38 @@
-"""A question with a picture and a sound in it, asked of the whole chain: text and speech are the formula, whoever is lost on the way."""
+"""A question with a picture and a sound in it, and a film with its sound, asked of a whole chain: all that comes is the formula, whoever is
+lost on the way."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 
 import numpy as np
 import pytest
 
-from helpers.ask import WholeAnswer, ask, read, read_all, refused
+from helpers.ask import WholeAnswer, ask, refused
+from helpers.chain import RouterAndStages, router_and_stages
+from helpers.disturbed import DisturbanceStep, ask_through, audio_chunks
 from helpers.families import PICTURE, SEEN, looked_at
 from helpers.run import messages
-from helpers.servers import CHAIN, Local, all_free, family_logic, is_busy, local_router, local_stage, omni_stub
+from helpers.servers import CHAIN, family_logic
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import png
+from omnistage.models.toy.film import FILM, SIDE, STEPS
 from omnistage.router.pipeline import load_pipeline
-from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
+from omnistage.v1 import omni_pb2, stage_pb2
 
-ARENA = 256 << 20
+ARENA = {"arena_bytes": 256 << 20}
+FRAMES, SECONDS = 24, 0.5
 
 
-@asynccontextmanager
-async def house(
-    replicas: Mapping[str, int] | None = None, **options: object
-) -> AsyncIterator[tuple[omni_pb2_grpc.OmniServiceAsyncStub, dict[str, list[tuple[Local, AsyncExitStack]]]]]:
-    """toy-omni behind a router, with an arena each: the client's stub, and of each kind its replicas with what ends them."""
-    async with AsyncExitStack() as everything:
-        running: dict[str, list[tuple[Local, AsyncExitStack]]] = {}
-        for kind in CHAIN:
-            for _ in range((replicas or {}).get(kind, 1)):
-                own = await everything.enter_async_context(AsyncExitStack())
-                local = await own.enter_async_context(local_stage(family_logic("toy-omni", kind, options), arena_bytes=ARENA))
-                running.setdefault(kind, []).append((local, own))
-        addresses = [(kind, local.address) for kind, all_of_it in running.items() for local, _ in all_of_it]
-        router = await everything.enter_async_context(local_router(addresses, load_pipeline("toy-omni")))
-        stub = await everything.enter_async_context(omni_stub(router.address))
-        yield stub, running
+def house(replicas: Mapping[str, int] | None = None, **options: object) -> AbstractAsyncContextManager[RouterAndStages]:
+    """toy-omni behind a router, with an arena each."""
+    kinds = [kind for kind in CHAIN for _ in range((replicas or {}).get(kind, 1))]
+    return router_and_stages([family_logic("toy-omni", kind, options) for kind in kinds], load_pipeline("toy-omni"), stage=ARENA)
+
+
+def film_makers(count: int = 1, **options: object) -> AbstractAsyncContextManager[RouterAndStages]:
+    return router_and_stages([family_logic("toy-film", "diffusion", options) for _ in range(count)], load_pipeline("toy-film"))
 
 
 def question(given: list[stage_pb2.Message], seed: int) -> omni_pb2.GenerateRequest:
@@ -52,10 +49,8 @@ def check(answer: WholeAnswer, seen: tuple[formulas.Seen, ...], seed: int) -> No
 
 
 async def test_it_speaks_from_what_it_sees_and_hears(seed: int):
-    async with house() as (stub, running):
-        answer = await ask(stub, question(looked_at(), seed))
-        check(answer, SEEN, seed)
-        await all_free([local.address for locals_ in running.values() for local, _ in locals_])
+    async with house() as standing:
+        check(await ask(standing.stub, question(looked_at(), seed)), SEEN, seed)
 
 
 async def test_prompt_rows_of_megabytes_go_down_in_pieces(seed: int):
@@ -63,38 +58,93 @@ async def test_prompt_rows_of_megabytes_go_down_in_pieces(seed: int):
     pixels = (np.add.outer(np.arange(512), 7 * np.arange(512)) % 256).astype(np.uint8)
     media = stage_pb2.Media(data=png(pixels), media_type="image/png")
     given = [stage_pb2.Message(role="user", parts=[stage_pb2.Part(media=media), stage_pb2.Part(text="?")])]
-    async with house() as (stub, running):
-        answer = await ask(stub, question(given, seed))
+    async with house() as standing:
+        answer = await ask(standing.stub, question(given, seed))
         check(answer, ("u", pixels, "?"), seed)
         assert answer.usage is not None
         rows = 256 * 256 + 2
         assert {port: n for port, n in answer.usage.stages[1].input_items.items() if port != "hidden"} == {"prompt": rows, "places": rows}
-        await all_free([local.address for locals_ in running.values() for local, _ in locals_])
 
 
 @pytest.mark.parametrize("lost", CHAIN)
 async def test_a_stage_that_is_lost_in_mid_speech_leaves_no_gap(lost: str, seed: int):
-    async with house({lost: 2}, interval_s=0.15) as (stub, running):
-        answer = WholeAnswer()
-        call = stub.Generate(question(looked_at(), seed), timeout=60)
-        while len(answer.of("audio")) < 3:
-            answer.take(await read(call))
-        (busy,) = [own for local, own in running[lost] if is_busy(local)]
-        await busy.aclose()
-        async for event in read_all(call):
-            answer.take(event)
+    async with house({lost: 2}, interval_s=0.15) as standing:
+        strike = DisturbanceStep(audio_chunks(3), lambda: standing.end_busy(lost))
+        answer = await ask_through(standing.stub, question(looked_at(), seed), strike)
         check(answer, SEEN, seed)
         assert [stage_pb2.StageKind.Name(failover.kind).lower() for failover in answer.failovers] == [f"stage_kind_{lost}"]
 
 
 async def test_a_picture_that_cannot_be_read_is_refused_in_words_and_the_next_one_is_seen(seed: int):
-    async with house() as (stub, _):
+    async with house() as standing:
         media = stage_pb2.Media(data=png(PICTURE)[:50], media_type="image/png")
-        bad = await refused(stub, question([stage_pb2.Message(role="user", parts=[stage_pb2.Part(media=media)])], seed))
+        bad = await refused(standing.stub, question([stage_pb2.Message(role="user", parts=[stage_pb2.Part(media=media)])], seed))
         assert (bad.reason, bad.fields) == ("BAD_REQUEST", ["thinker.messages.parts.media"])
         assert "PNG" in bad.message
         film = stage_pb2.Media(data=b"x", media_type="video/mp4")
-        bad = await refused(stub, question([stage_pb2.Message(role="user", parts=[stage_pb2.Part(media=film)])], seed))
+        bad = await refused(standing.stub, question([stage_pb2.Message(role="user", parts=[stage_pb2.Part(media=film)])], seed))
         assert "takes text, image and audio, not 'video/mp4'" in bad.message
-        check(await ask(stub, question(looked_at(), seed)), SEEN, seed)
-        check(await ask(stub, question(messages("Only words."), seed)), ("u", "Only words."), seed)
+        check(await ask(standing.stub, question(looked_at(), seed)), SEEN, seed)
+        check(await ask(standing.stub, question(messages("Only words."), seed)), ("u", "Only words."), seed)
+
+
+# Films ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def film(seed: int, **fields: object) -> omni_pb2.GenerateRequest:
+    asked = {"prompt": "a walk", "negative_prompt": "rain", "guidance_scale": 3, "frames": FRAMES, "duration_s": SECONDS, **fields}
+    return omni_pb2.GenerateRequest(seed=seed, diffusion=stage_pb2.DiffusionParams(**asked))  # type: ignore[arg-type]
+
+
+def check_film(answer: WholeAnswer, seed: int) -> None:
+    answer.check_whole()
+    steer = formulas.steer("a walk", "rain", 3)
+    places = (np.arange(FRAMES), np.arange(SIDE), np.arange(SIDE))
+    expected = formulas.latent_after(formulas.noise(seed, *places), steer, STEPS).astype(np.uint8)
+    clips = [chunk.video for chunk in answer.of("video") if chunk.HasField("video")]
+    assert {clip.media_type for clip in clips} == {FILM}
+    assert b"".join(clip.data for clip in clips) == expected.tobytes()
+    assert sum(chunk.count for chunk in answer.of("video")) == FRAMES
+    sound = formulas.film_sound(seed, steer, 0, round(SECONDS * formulas.SAMPLE_RATE_HZ))[:, 0] * 32768
+    np.testing.assert_array_equal(answer.samples(), sound)
+
+
+async def test_a_film_with_previews_and_sound(seed: int):
+    async with film_makers() as standing:
+        answer = await ask(standing.stub, film(seed, previews=3))
+        check_film(answer, seed)
+        previews = [chunk for chunk in answer.of("image") if chunk.image.HasField("preview_step")]
+        assert [chunk.image.preview_step for chunk in previews] == [2, 4, 6] and not any(chunk.count for chunk in previews)
+        bad = await refused(standing.stub, film(seed, layers=2))
+        assert (bad.reason, bad.fields) == ("BAD_REQUEST", ["diffusion.frames"])
+        only_sound = await ask(standing.stub, omni_pb2.GenerateRequest(outputs=["audio"], seed=seed, diffusion=film(seed).diffusion))
+        assert list(only_sound.chunks) == ["audio"]
+        np.testing.assert_array_equal(only_sound.samples(), answer.samples())
+        assert only_sound.usage is not None and dict(only_sound.usage.stages[0].output_items)["video"] == 0
+
+
+async def test_a_film_maker_that_is_lost_in_mid_film_leaves_no_gap(seed: int):
+    async with film_makers(2, interval_s=0.06, max_chunk=1) as standing:
+        strike = DisturbanceStep(lambda heard: len(heard.of("video")) >= 5, lambda: standing.end_busy("diffusion"))
+        answer = await ask_through(standing.stub, film(seed), strike)
+        check_film(answer, seed)
+        assert len(answer.failovers) == 1
+
+
+def steps_shown(answer: WholeAnswer) -> list[int]:
+    return [chunk.progress.done for chunk in answer.of("progress") if chunk.HasField("progress")]
+
+
+async def test_a_drawing_that_is_lost_between_steps_goes_on_with_all_that_its_sampler_remembers(seed: int):
+    """At another part of the model than it began with, from the middle of its steps."""
+    hill = stage_pb2.DiffusionParams(prompt="a hill", width=24, height=16, steps=20, results=2)
+    asked = omni_pb2.GenerateRequest(seed=seed, diffusion=hill)
+    async with film_makers(2, interval_s=0.05, experts=2, multistep=True) as standing:
+        strike = DisturbanceStep(lambda heard: 12 in steps_shown(heard), lambda: standing.end_busy("diffusion"))
+        answer = await ask_through(standing.stub, asked, strike)
+        assert len(answer.failovers) == 1
+        shown = steps_shown(answer)
+        assert all(step > 10 for step in shown[shown.index(12) :]), "it began anew"
+        whole = await ask(standing.stub, asked)
+        pictures, expected = ([chunk.image.data for chunk in made.of("image") if chunk.count] for made in (answer, whole))
+        assert len(pictures) == 2 and pictures == expected

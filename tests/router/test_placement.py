@@ -1,10 +1,11 @@
-"""The choice of the replica that gets a session, and the router's answer while it has no replica."""
+"""The choice of the replica that gets a session, the router's answer while it has none, its places, and its log of a silent replica."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,18 +13,22 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from structlog.testing import capture_logs
 
-from helpers import waiting
+from helpers import hanging, waiting
 from helpers.ask import ask, refusal, request
+from helpers.hanging import BURN
 from helpers.ports import take_address
-from helpers.servers import CHAIN, local_stage, omni_stub, stage_stub, toy_logic
+from helpers.servers import CHAIN, ServerProcess, local_stage, omni_stub, stage_flags, stage_stub, toy_logic
 from helpers.watching import thinker, until, waiting_session, watched
+from omnistage.connector import shm
 from omnistage.link.channels import Channels
 from omnistage.router import placement as placing
 from omnistage.router.admission import Admission
 from omnistage.router.front import Front, ServedPipeline
 from omnistage.router.pipeline import load_pipeline
-from omnistage.router.placement import DRAINING, LOST, SERVING, STARTING, Placement
+from omnistage.router.placement import DRAINING, LOST, SERVING, STARTING, Placement, capacity
+from omnistage.router.process import ReplicaProcess
 from omnistage.router.telemetry import RouterMetrics
 from omnistage.v1 import stage_pb2
 from omnistage.wire.channel import Credentials
@@ -323,3 +328,139 @@ async def test_a_router_without_stages_says_come_again() -> None:
     finally:
         await server.stop(0)
         await channels.close()
+
+
+# Places ---------------------------------------------------------------------------------------------------------------------------------
+
+
+MOST = {"thinker": 7, "second thinker": 5, "talker": 2, "second talker": 3}
+
+Pipelines = Sequence[Mapping[str, Sequence[str]]]
+
+
+@asynccontextmanager
+async def pipelines_of(pipelines: Pipelines) -> AsyncIterator[list[Placement]]:
+    """A placement for each pipeline; its stages are names of MOST, by kind."""
+    async with AsyncExitStack() as exits:
+        addresses = {}
+        for name, most in MOST.items():
+            stage = await exits.enter_async_context(local_stage(toy_logic(name.rpartition(" ")[2]), max_sessions=most))
+            addresses[name] = stage.address
+        placements = []
+        for pipeline in pipelines:
+            replicas = {kind: [addresses[name] for name in names] for kind, names in pipeline.items()}
+            placements.append(await exits.enter_async_context(watched(replicas)))
+            await until(placements[-1], dict.fromkeys((address for found in replicas.values() for address in found), SERVING))
+        yield placements
+
+
+@pytest.mark.parametrize(
+    ("pipelines", "places"),
+    [
+        pytest.param([{"thinker": ["thinker"], "talker": ["talker", "second talker"]}], 5, id="the scarcest stage"),
+        pytest.param([{"thinker": ["thinker"], "talker": ["talker"]}] * 2, 2, id="two that are the same"),
+        pytest.param([{"thinker": ["thinker"], "talker": ["talker"]}, {"thinker": ["thinker"]}], 7, id="the whole of a shared stage"),
+        pytest.param(
+            [{"thinker": ["thinker"], "talker": ["talker"]}, {"thinker": ["second thinker"], "talker": ["talker", "second talker"]}],
+            5,
+            id="one replica of two is shared",
+        ),
+        pytest.param(
+            [{"thinker": ["thinker"], "talker": ["talker"]}, {"thinker": ["second thinker"], "talker": ["second talker"]}],
+            5,
+            id="nothing is shared",
+        ),
+        pytest.param([], 1, id="nothing at all"),
+    ],
+)
+async def test_a_replica_counts_once_however_many_pipelines_have_it(pipelines: Pipelines, places: int):
+    async with pipelines_of(pipelines) as placements:
+        assert capacity(placements) == places
+
+
+# The process of a replica ---------------------------------------------------------------------------------------------------------------
+
+
+MACHINE = {"load", "cpu_pressure", "io_pressure", "memory_pressure"}
+
+
+async def test_one_that_was_stopped_and_wakes(tmp_path: Path) -> None:
+    with thinker(tmp_path) as stage, capture_logs() as lines:
+        stage.wait_ready()
+        async with watched({"thinker": [stage.address]}) as placement:
+            await until(placement, {stage.address: SERVING})
+            os.kill(stage.pid, signal.SIGSTOP)
+            try:
+                await until(placement, {stage.address: LOST})
+                placement.suspect([stage.address])
+                placement.suspect([stage.address])
+                known = placement.known("thinker", stage.address)
+            finally:
+                os.kill(stage.pid, signal.SIGCONT)
+            await until(placement, {stage.address: SERVING})
+    (lost,) = [line for line in lines if line["event"] == "replica.lost"]
+    (suspect,) = [line for line in lines if line["event"] == "replica.suspect"]
+    begun, back = [line for line in lines if line["event"] == "replica.state"]
+    assert "process" not in begun
+    told: list[Mapping[str, Any]] = [lost, suspect, known]
+    for line in told:
+        assert line["process"]["state"] == "T"
+        assert line["process"]["threads"] > 1 and line["process"]["since_s"] > 0
+        assert {"cpu_s", "major_faults"} <= line["process"].keys()
+        assert line["machine"].keys() <= MACHINE
+    assert back["process"]["since_s"] > lost["process"]["since_s"], "since it was heard before it slept"
+
+
+async def test_one_that_computes_with_the_lock_of_the_interpreter_held(tmp_path: Path) -> None:
+    hanging_thinker = ("helpers.hanging", "omnistage.thinker", *stage_flags(), "--address", "127.0.0.1:0")
+    with ServerProcess(*hanging_thinker, log_folder=tmp_path, environment=hanging.ENVIRONMENT) as stage, capture_logs() as lines:
+        stage.wait_ready()
+        async with watched({"thinker": [stage.address]}) as placement:
+            await until(placement, {stage.address: SERVING})
+            os.kill(stage.pid, BURN)
+            try:
+                await until(placement, {stage.address: LOST})
+            finally:
+                os.kill(stage.pid, signal.SIGKILL)
+    (lost,) = [line for line in lines if line["event"] == "replica.lost"]
+    assert lost["why"].startswith("no report")
+    assert lost["process"]["cpu_s"] >= 0.1, "nothing is counted in less than a hundredth"
+
+
+async def test_one_whose_connection_ended_needs_no_guess(tmp_path: Path) -> None:
+    with thinker(tmp_path) as stage, capture_logs() as lines:
+        stage.wait_ready()
+        async with watched({"thinker": [stage.address]}) as placement:
+            await until(placement, {stage.address: SERVING})
+            os.kill(stage.pid, signal.SIGKILL)
+            await until(placement, {stage.address: LOST})
+    (lost,) = [line for line in lines if line["event"] == "replica.lost"]
+    assert "process" not in lost
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "::"])
+def test_of_which_process_it_says_nothing(host: str) -> None:
+    """A number may be that of another process, as in a container with numbers of its own."""
+    here, own = shm.boot_id(), os.getpid()
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listens, socket.socket(family) as bound:
+        for each in (listens, bound):
+            try:
+                each.bind((host, 0))
+            except OSError:
+                pytest.skip("this machine has no such addresses")
+        listens.listen()
+        address, silent = (f"localhost:{each.getsockname()[1]}" for each in (listens, bound))
+
+        def known(address: str, pid: int, boot_id: str = here) -> dict[str, object]:
+            process = ReplicaProcess(address)
+            process.is_at(pid, boot_id)
+            process.heard()
+            return process.known()
+
+        assert known(address, own)
+        for other in (os.getppid(), 1, 0, 2**31 - 1, 2**32 - 1):
+            assert not known(address, other)
+        for port in (silent, "localhost:", "localhost", "unix:/x", "localhost:x", "localhost:-1", "localhost:99999999"):
+            assert not known(port, own)
+        assert not known(address, own, "another boot") and not known(address, own, "")

@@ -1,12 +1,15 @@
-"""Pipelines become ready one by one: a request for one that is not is refused, with when to ask again; the others answer."""
+"""Pipelines become ready one by one: a request for one that is not is refused, with when to ask again; the others answer. A router that is
+started beside its stages looks for them when it is told to."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 
 import grpc
 import pytest
 
+from helpers import waiting
 from helpers.ask import ask, refused, request
 from helpers.chain import addresses_of, good
 from helpers.converse import ConverseStream, TurnFailed
@@ -14,7 +17,10 @@ from helpers.ports import take_address
 from helpers.servers import Local, family_logic, local_chain, local_router, local_stage, omni_stub, toy_logic
 from helpers.waiting import LIMIT_S, LOOK_S
 from omnistage.router.pipeline import load_pipeline
+from omnistage.router.server import serve_router
+from omnistage.router.settings import RouterSettings
 from omnistage.v1 import omni_pb2, omni_pb2_grpc
+from omnistage.wire.channel import Credentials
 
 TOY, PICTURE = load_pipeline("toy"), load_pipeline("toy-picture")
 DRAWN = request("a walk", 3, outputs=["image"])
@@ -113,3 +119,28 @@ async def test_one_that_does_not_fit_says_why_and_is_looked_at_again() -> None:
         async with local_stage(family_logic("toy", "diffusion"), address=late):
             await until_ready(stub, "toy", "toy-picture")
             assert (await ask(stub, DRAWN)).of("image")
+
+
+async def test_it_looks_for_nobody_before_the_pipe_ends() -> None:
+    knocked = asyncio.Event()
+
+    def knock(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        knocked.set()
+        writer.close()
+
+    stage = await asyncio.start_server(knock, "127.0.0.1", 0)
+    host, port = stage.sockets[0].getsockname()
+    wait_fd, go_fd = os.pipe()
+    stages = tuple((kind, f"{host}:{port}") for kind in ("thinker", "talker", "code2wav"))
+    serving = asyncio.create_task(serve_router(RouterSettings(pipeline=("toy",), stages=stages, start_fd=wait_fd), Credentials()))
+    try:
+        async with waiting.turning() as turns:
+            await waiting.until(lambda: turns() > 1000)
+        assert not knocked.is_set() and not serving.done()
+        os.close(go_fd)
+        async with asyncio.timeout(60):
+            await knocked.wait()
+    finally:
+        serving.cancel()
+        await asyncio.wait({serving})
+        stage.close()
