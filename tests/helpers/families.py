@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache, partial
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 
 from helpers import media_files
 from helpers.contract import Case, SampleRequest
-from helpers.logic import run_logic
+from helpers.logic import Whole, run_logic
 from helpers.run import params
-from helpers.servers import family_logic
+from helpers.servers import STAGES, family_logic
 from omnistage.models.tiny.qwen2_5_omni.sizes import SIZES
 from omnistage.models.tiny.qwen3_omni.sizes import SIZES as QWEN3_SIZES
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import png, wav
 from omnistage.stage.logic import Input, StageLogic
-from omnistage.talker.stage import TalkerStage
-from omnistage.thinker.stage import ThinkerStage
 from omnistage.v1 import chunk_pb2, stage_pb2
+
+
+def asks(kind: str, inputs: Mapping[str, Whole] | None = None, **fields: Any) -> Callable[[], SampleRequest]:
+    """A sample of a request. fields: of `helpers.run.params`."""
+    return lambda: SampleRequest(params(kind, **fields), inputs or {})
+
 
 PROMPT = "How far is it?"
 SPOKEN = "Hello there, and good morning 你好. 🙂 It is a fine day, is it not?"
@@ -26,6 +35,7 @@ SPOKEN = "Hello there, and good morning 你好. 🙂 It is a fine day, is it not
 ROWS = np.stack([formulas.row(formulas.token(3, PROMPT, n)) for n in range(formulas.NATURAL_LENGTH)])
 
 
+@cache
 def smol_features() -> np.ndarray:
     """The features that the default Talker says."""
 
@@ -137,29 +147,17 @@ BAD_SOUNDS = (
 SMALL_ROWS = (np.arange(60).reshape(30, 2) * 7 % 20).astype(np.float32)
 
 
-def arithmetic_thinker() -> StageLogic:
-    from helpers.arithmetic_models import ArithmeticThinker
-
-    return ThinkerStage(ArithmeticThinker())
-
-
-def tiny_thinker() -> StageLogic:
-    from helpers.tiny_thinker import TinyThinker
-
-    return ThinkerStage(TinyThinker())
+def of_helper(kind: str, name: str) -> StageLogic:
+    """The model that a class of a helper is; it needs torch. name: MODULE:CLASS."""
+    module, _, model = name.partition(":")
+    return STAGES[kind](getattr(import_module(module), model)())
 
 
-def arithmetic_talker() -> StageLogic:
-    from helpers.arithmetic_models import ArithmeticTalker
-
-    return TalkerStage(ArithmeticTalker())
-
-
-def wan() -> StageLogic:
-    """One film at a time: beside others it is the same to rounding only."""
+def of_checkpoint(name: str, **options: object) -> StageLogic:
+    """Of a checkpoint that draws. One film at a time: beside others it is the same to rounding only."""
     from helpers.drawings import checkpoint
 
-    return family_logic("diffusers", "diffusion", {"width": 64, "height": 64, "max_frames": 9, "max_tokens": 96}, checkpoint("wan2.2-t2v"))
+    return family_logic("diffusers", "diffusion", options, checkpoint(name))
 
 
 def films_alike(found: object, expected: object) -> bool:
@@ -170,21 +168,10 @@ def films_alike(found: object, expected: object) -> bool:
     return show_same_frames(found, expected)
 
 
-def stable_audio() -> StageLogic:
-    from helpers.drawings import checkpoint
-
-    return family_logic("diffusers", "diffusion", {"max_tokens": 130}, checkpoint("stable-audio"))
-
-
-def looked_only() -> SampleRequest:
-    """A question with a picture, whose answer has many rows."""
-    given = [stage_pb2.Message(role="user", parts=looked_at()[0].parts[:3])]
-    return SampleRequest(params("thinker", messages=given, max_tokens=40))
-
-
-def until_a_seven() -> SampleRequest:
-    """An answer that ends with a stop string, in the middle of a token's text or of several."""
-    return SampleRequest(params("thinker", PROMPT, max_tokens=60, stop=["7 1", "00"]))
+looked_only = asks("thinker", messages=[stage_pb2.Message(role="user", parts=looked_at()[0].parts[:3])], max_tokens=40)
+"""A question with a picture, whose answer has many rows."""
+until_a_seven = asks("thinker", prompt=PROMPT, max_tokens=60, stop=["7 1", "00"])
+"""An answer that ends with a stop string, in the middle of a token's text or of several."""
 
 
 def spoken_on_the_engine() -> SampleRequest:
@@ -217,38 +204,19 @@ BAD_PARTS = (
 )
 
 
-def spoken_by_qwen() -> SampleRequest:
-    """Rows of any kind, on places as a picture has them: a few pages, which are read as they come."""
-    source = np.random.default_rng(7)
-    rows = source.standard_normal((110, SIZES["tiny"].thinker.hidden), np.float32)
-    places = np.stack([np.arange(100) // 10, np.arange(100) % 10, np.arange(100)], 1).astype(np.int32)
-    drawn = stage_pb2.Sampling(temperature=1, top_k=40, repetition_penalty=1.05)
+def spoken_by_qwen(hidden: int, *, is_seen: bool, top_k: int, **fields: Any) -> SampleRequest:
+    """Rows of any kind, on places as a picture has them: a few pages, read as they come. is_seen: places say what is a picture."""
+    rows, at = np.random.default_rng(7).standard_normal((110, hidden), np.float32), np.arange(100)
+    places = np.stack([at // 10, at % 10, at, *([at // 10 % 2] * is_seen)], 1).astype(np.int32)
+    drawn = stage_pb2.Sampling(temperature=1, top_k=top_k, repetition_penalty=1.05)
     inputs = {"prompt": rows[:100], "places": places, "hidden": rows[100:]}
-    return SampleRequest(params("talker", voice="Ethan", max_frames=40, sampling=drawn), inputs)
+    return SampleRequest(params("talker", sampling=drawn, **fields), inputs)
 
 
-def spoken_by_qwen3() -> SampleRequest:
-    """Rows of text, with those of a picture among them."""
-    source = np.random.default_rng(7)
-    rows = source.standard_normal((110, QWEN3_SIZES["tiny"].thinker.text.hidden), np.float32)
-    seen = (np.arange(100) // 10) % 2
-    places = np.stack([np.arange(100) // 10, np.arange(100) % 10, np.arange(100), seen], 1).astype(np.int32)
-    drawn = stage_pb2.Sampling(temperature=1, top_k=50, repetition_penalty=1.05)
-    inputs = {"prompt": rows[:100], "places": places, "hidden": rows[100:]}
-    return SampleRequest(params("talker", voice="ethan", max_frames=20, sampling=drawn), inputs)
-
-
-def coded_by_qwen() -> SampleRequest:
-    """Codes of some windows."""
-    codes = np.random.default_rng(8).integers(0, 8193, (90, 1)).astype(np.uint32)
-    return SampleRequest(params("code2wav", voice="Ethan"), {"codes": codes})
-
-
-def framed_by_qwen() -> SampleRequest:
+def coded_by_qwen(seed: int, ids: int, frames: int, codebooks: int, **fields: Any) -> SampleRequest:
     """More frames than the last one's samples depend on."""
-    talker = QWEN3_SIZES["tiny"].talker
-    codes = np.random.default_rng(9).integers(0, talker.codes, (110, talker.groups)).astype(np.uint32)
-    return SampleRequest(params("code2wav"), {"codes": codes})
+    codes = np.random.default_rng(seed).integers(0, ids, (frames, codebooks)).astype(np.uint32)
+    return SampleRequest(params("code2wav", **fields), {"codes": codes})
 
 
 BAD_SOUND = ((params("code2wav", voice="Nobody"), "code2wav.voice"), (params("code2wav", profile="quick"), "code2wav.profile"))
@@ -259,156 +227,122 @@ BAD_SPEECH = (
     (params("talker", sampling=stage_pb2.Sampling(logit_bias={9000: 1.0})), "talker.sampling.logit_bias"),
 )
 
+
+def toy(
+    kind: str, inputs: Mapping[str, Whole] | None = None, name: str = "", options: Mapping[str, object] | None = None, **fields: Any
+) -> Case:
+    return Case("toy", kind, asks(kind, inputs, **fields), options=options or {}, name=name and f"toy-{kind}-{name}")
+
+
+def film(name: str = "", options: Mapping[str, object] | None = None, **fields: Any) -> Case:
+    return Case("toy-film", "diffusion", asks("diffusion", **fields), options=options or {}, name=name and f"toy-film-{name}")
+
+
+ARITHMETIC = partial(of_helper, "thinker", "helpers.arithmetic_models:ArithmeticThinker")
+FRAMES = {"codes": formulas.frames(ROWS)}
+QWEN3_TALKER = QWEN3_SIZES["tiny"].talker
+OMNI = (("qwen2_5_omni", "omni_checkpoint"), ("qwen3_omni", "qwen3_checkpoint"))
+QWEN2, QWEN3 = (partial(Case, family, slow=True, fixture=fixture) for family, fixture in OMNI)
+
 CASES = (
-    Case("toy", "thinker", lambda: SampleRequest(params("thinker", PROMPT))),
-    Case("toy", "thinker", lambda: SampleRequest(params("thinker", PROMPT, stop=["7 w", "never"])), name="toy-thinker-stop"),
-    Case("toy", "thinker", lambda: SampleRequest(params("thinker", verbatim="Say exactly this, please.")), name="toy-thinker-verbatim"),
-    Case(
-        "toy", "thinker", lambda: SampleRequest(params("thinker", PROMPT, stop=["7 w"])), options={"thinks": 9}, name="toy-thinker-thinks"
-    ),
-    Case("toy", "talker", lambda: SampleRequest(params("talker"), {"hidden": ROWS})),
-    Case("toy", "talker", lambda: SampleRequest(params("talker", max_frames=17), {"hidden": ROWS}), name="toy-talker-limited"),
-    Case("toy", "talker", lambda: SampleRequest(params("talker"), {"hidden": ROWS}), options={"mute_every": 3}, name="toy-talker-mute"),
-    Case(
-        "toy",
-        "talker",
-        lambda: SampleRequest(params("talker", max_frames=17), {"hidden": ROWS}),
-        options={"mute_every": 3},
-        name="toy-talker-mute-limited",
-    ),
-    Case("toy", "code2wav", lambda: SampleRequest(params("code2wav"), {"codes": formulas.frames(ROWS)})),
-    Case(
-        "toy",
-        "code2wav",
-        lambda: SampleRequest(params("code2wav", sample_rate_hz=16000), {"codes": formulas.frames(ROWS)}),
-        name="toy-code2wav-16000",
-    ),
-    Case("toy", "diffusion", lambda: SampleRequest(params("diffusion", "a hill", results=3, steps=4, previews=2))),
-    Case("toy-omni", "thinker", lambda: SampleRequest(params("thinker", messages=looked_at())), refused=BAD_MEDIA),
-    Case("toy-omni", "thinker", lambda: SampleRequest(params("thinker", PROMPT, stop=["7 w"])), name="toy-omni-thinker-stop"),
+    toy("thinker", prompt=PROMPT),
+    toy("thinker", name="stop", prompt=PROMPT, stop=["7 w", "never"]),
+    toy("thinker", name="verbatim", verbatim="Say exactly this, please."),
+    toy("thinker", name="thinks", options={"thinks": 9}, prompt=PROMPT, stop=["7 w"]),
+    toy("talker", {"hidden": ROWS}),
+    toy("talker", {"hidden": ROWS}, "limited", max_frames=17),
+    toy("talker", {"hidden": ROWS}, "mute", {"mute_every": 3}),
+    toy("talker", {"hidden": ROWS}, "mute-limited", {"mute_every": 3}, max_frames=17),
+    toy("code2wav", FRAMES),
+    toy("code2wav", FRAMES, "16000", sample_rate_hz=16000),
+    toy("code2wav", FRAMES, "no-context", {"chunk_samples": 7, "context": 0}),
+    toy("code2wav", FRAMES, "float32", {"chunk_samples": 100, "context": 5}, encoding=chunk_pb2.AUDIO_ENCODING_FLOAT32),
+    toy("diffusion", prompt="a hill", results=3, steps=4, previews=2),
+    Case("toy-omni", "thinker", asks("thinker", messages=looked_at()), BAD_MEDIA),
+    Case("toy-omni", "thinker", asks("thinker", prompt=PROMPT, stop=["7 w"]), name="toy-omni-thinker-stop"),
     Case("toy-omni", "thinker", heard_live, options={"microphone": True}, name="toy-omni-thinker-live"),
     Case("toy-omni", "thinker", streamed, options={"films": True}, name="toy-omni-thinker-streamed"),
     Case("toy-omni", "talker", spoken_rows),
-    Case("toy-omni", "code2wav", lambda: SampleRequest(params("code2wav"), {"codes": formulas.omni_frames(ITEMS, TOKENS)})),
-    Case("toy-film", "diffusion", lambda: SampleRequest(params("diffusion", "a hill", layers=3, results=2, previews=3)), refused=BAD_FILMS),
+    Case("toy-omni", "code2wav", asks("code2wav", {"codes": formulas.omni_frames(ITEMS, TOKENS)})),
+    replace(film(prompt="a hill", layers=3, results=2, previews=3), refused=BAD_FILMS),
     Case("toy-film", "diffusion", edited, name="toy-film-edited"),
-    Case(
-        "toy-film",
-        "diffusion",
-        lambda: SampleRequest(params("diffusion", "a hill", results=2, steps=7, previews=2, width=24, height=16)),
-        options={"experts": 2, "multistep": True, "workers": 2},
-        name="toy-film-experts",
-    ),
-    Case(
-        "toy-film",
-        "diffusion",
-        lambda: SampleRequest(
-            params("diffusion", "a walk", frames=23, duration_s=0.4, negative_prompt="rain", guidance_scale=7, previews=2)
-        ),
-        name="toy-film-with-sound",
-    ),
+    film("experts", {"experts": 2, "multistep": True, "workers": 2}, prompt="a hill", results=2, steps=7, previews=2, width=24, height=16),
+    film("with-sound", prompt="a walk", frames=23, duration_s=0.4, negative_prompt="rain", guidance_scale=7, previews=2),
+    film("large", {"max_chunk": 24}, prompt="a walk", frames=24, width=256, height=256),
+    # One at a time: beside others a picture is the same to rounding only.
     Case(
         "diffusers",
         "diffusion",
-        lambda: SampleRequest(params("diffusion", "a hill", steps=4, previews=2, width=64, height=64, negative_prompt="rain")),
-        refused=BAD_PICTURES,
-        # One at a time: beside others a picture is the same to rounding only.
-        options={"width": 64, "height": 64, "max_tokens": 64},
+        asks("diffusion", prompt="a hill", steps=4, previews=2, width=64, height=64, negative_prompt="rain"),
+        BAD_PICTURES,
+        {"width": 64, "height": 64, "max_tokens": 64},
         slow=True,
     ),
     Case(
         "diffusers",
         "diffusion",
-        lambda: SampleRequest(params("diffusion", "a walk", steps=4, negative_prompt="rain", guidance_scale_2=2)),
-        refused=BAD_WAN_FILMS,
-        slow=True,
-        own=wan,
-        alike={"video": films_alike},
+        asks("diffusion", prompt="a walk", steps=4, negative_prompt="rain", guidance_scale_2=2),
+        BAD_WAN_FILMS,
         name="diffusers-film",
+        slow=True,
+        own=partial(of_checkpoint, "wan2.2-t2v", width=64, height=64, max_frames=9, max_tokens=96),
+        alike={"video": films_alike},
     ),
     Case(
         "diffusers",
         "diffusion",
-        lambda: SampleRequest(params("diffusion", "rain", steps=4, duration_s=1.3, negative_prompt="wind")),
-        refused=BAD_SOUNDS,
-        slow=True,
-        own=stable_audio,
+        asks("diffusion", prompt="rain", steps=4, duration_s=1.3, negative_prompt="wind"),
+        BAD_SOUNDS,
         name="diffusers-sound",
+        slow=True,
+        own=partial(of_checkpoint, "stable-audio", max_tokens=130),
     ),
+    Case("arithmetic", "thinker", looked_only, BAD_MEDIA[:3], slow=True, own=ARITHMETIC),
+    Case("arithmetic", "thinker", until_a_seven, slow=True, own=ARITHMETIC, name="arithmetic-thinker-stop"),
     Case(
-        "toy-film",
-        "diffusion",
-        lambda: SampleRequest(params("diffusion", "a walk", frames=24, width=256, height=256)),
-        options={"max_chunk": 24},
-        name="toy-film-large",
+        "arithmetic",
+        "talker",
+        asks("talker", {"hidden": SMALL_ROWS}),
+        slow=True,
+        own=partial(of_helper, "talker", "helpers.arithmetic_models:ArithmeticTalker"),
     ),
-    Case("arithmetic", "thinker", looked_only, refused=BAD_MEDIA[:3], slow=True, own=arithmetic_thinker),
-    Case("arithmetic", "thinker", until_a_seven, slow=True, own=arithmetic_thinker, name="arithmetic-thinker-stop"),
-    Case("arithmetic", "talker", lambda: SampleRequest(params("talker"), {"hidden": SMALL_ROWS}), slow=True, own=arithmetic_talker),
     Case(
         "tiny",
         "thinker",
-        lambda: SampleRequest(params("thinker", PROMPT, max_tokens=20)),
+        asks("thinker", prompt=PROMPT, max_tokens=20),
         slow=True,
-        own=tiny_thinker,
+        own=partial(of_helper, "thinker", "helpers.tiny_thinker:TinyThinker"),
         name="tiny-thinker-bf16",
     ),
     Case("test-engine", "thinker", looked_only, slow=True),
     Case("test-engine", "talker", spoken_on_the_engine, slow=True),
-    Case("qwen2_5_omni", "thinker", seen_and_heard, refused=BAD_PARTS, slow=True, fixture="omni_checkpoint"),
-    Case(
-        "qwen2_5_omni",
-        "thinker",
-        lambda: SampleRequest(params("thinker", PROMPT, max_tokens=40, stop=["e"], ignore_eos=True)),
-        slow=True,
-        fixture="omni_checkpoint",
-        name="qwen2_5_omni-thinker-stop",
+    QWEN2(
+        "talker", partial(spoken_by_qwen, SIZES["tiny"].thinker.hidden, is_seen=False, top_k=40, voice="Ethan", max_frames=40), BAD_SPEECH
     ),
-    Case(
-        "qwen2_5_omni",
-        "thinker",
-        lambda: SampleRequest(params("thinker", PROMPT, verbatim="It is as far as the eye can see, and a mile more.")),
-        slow=True,
-        fixture="omni_checkpoint",
-        name="qwen2_5_omni-thinker-verbatim",
+    QWEN2("code2wav", partial(coded_by_qwen, 8, 8193, 90, 1, voice="Ethan"), BAD_SOUND, {"solver": "euler", "steps": 1}, held_back=90),
+    QWEN3(
+        "talker",
+        partial(spoken_by_qwen, QWEN3_SIZES["tiny"].thinker.text.hidden, is_seen=True, top_k=50, voice="ethan", max_frames=20),
+        BAD_SPEECH,
     ),
-    Case("qwen2_5_omni", "talker", spoken_by_qwen, refused=BAD_SPEECH, slow=True, fixture="omni_checkpoint"),
-    Case(
-        "qwen2_5_omni",
-        "code2wav",
-        coded_by_qwen,
-        refused=BAD_SOUND,
-        options={"solver": "euler", "steps": 1},
-        slow=True,
-        fixture="omni_checkpoint",
+    QWEN3("code2wav", partial(coded_by_qwen, 9, QWEN3_TALKER.codes, 110, QWEN3_TALKER.groups), BAD_SOUND[1:], held_back=80),
+    *(
+        qwen("thinker", sample, bad, name=f"{family}-thinker{name}")
+        for (family, _), qwen in zip(OMNI, (QWEN2, QWEN3), strict=True)
+        for name, sample, bad in (
+            ("", seen_and_heard, BAD_PARTS),
+            ("-stop", asks("thinker", prompt=PROMPT, max_tokens=40, stop=["e"], ignore_eos=True), ()),
+            ("-verbatim", asks("thinker", prompt=PROMPT, verbatim="It is as far as the eye can see, and a mile more."), ()),
+        )
     ),
-    Case("qwen3_omni", "talker", spoken_by_qwen3, refused=BAD_SPEECH, slow=True, fixture="qwen3_checkpoint"),
-    Case("qwen3_omni", "code2wav", framed_by_qwen, refused=BAD_SOUND[1:], slow=True, fixture="qwen3_checkpoint"),
-    Case("qwen3_omni", "thinker", seen_and_heard, refused=BAD_PARTS, slow=True, fixture="qwen3_checkpoint"),
-    Case(
-        "qwen3_omni",
-        "thinker",
-        lambda: SampleRequest(params("thinker", PROMPT, max_tokens=40, stop=["e"], ignore_eos=True)),
-        slow=True,
-        fixture="qwen3_checkpoint",
-        name="qwen3_omni-thinker-stop",
-    ),
-    Case(
-        "qwen3_omni",
-        "thinker",
-        lambda: SampleRequest(params("thinker", PROMPT, verbatim="It is as far as the eye can see, and a mile more.")),
-        slow=True,
-        fixture="qwen3_checkpoint",
-        name="qwen3_omni-thinker-verbatim",
-    ),
-    Case("smol", "thinker", lambda: SampleRequest(params("thinker", PROMPT, max_tokens=12, sampling=SAMPLING, ignore_eos=True)), slow=True),
-    Case("smol", "talker", lambda: SampleRequest(params("talker"), {"text": SPOKEN}), slow=True),
+    Case("smol", "thinker", asks("thinker", prompt=PROMPT, max_tokens=12, sampling=SAMPLING, logprobs=True, ignore_eos=True), slow=True),
+    Case("smol", "talker", asks("talker", {"text": SPOKEN}), slow=True),
     Case("smol", "code2wav", lambda: SampleRequest(params("code2wav"), {"features": smol_features()}), slow=True),
     Case(
         "smol",
         "code2wav",
         lambda: SampleRequest(params("code2wav", sample_rate_hz=16000), {"features": smol_features()}),
-        slow=True,
         name="smol-code2wav-16000",
+        slow=True,
     ),
 )

@@ -21,7 +21,6 @@ SHARED_BY_ONE = {
     "saved_versions": "is a program too, which writes the files that a test compares with",
     "ranks": "its functions run in other processes, which import them by name",
     "reader": "its functions run in other processes, which import them by name",
-    "constraints": "is data of `contract`, which has its 500 lines",
     "corpus_pictures": "is data of the corpus",
     "corpus_sounds": "is data of the corpus",
     "daemon": "serves the container test, which would have 600 lines with it",

@@ -112,7 +112,7 @@ SAMPLINGS = {
 
 
 @lengths.long_form(
-    "stage/test_resume_of_each_kind.py::test_the_default_thinker_goes_on_at_any_token",
+    "models/contract/test_contract.py::test_the_default_model_goes_on_wherever_it_was_lost",
     "models/test_resumed_thinker.py::test_verbatim_text_goes_on_after_every_token",
 )
 @EACH
@@ -143,7 +143,7 @@ async def test_text_held_back_for_a_stop_string_comes_or_stays_away(thinker: Smo
 
 
 @lengths.long_form(
-    "stage/test_resume_of_each_kind.py::test_the_default_thinker_goes_on_at_any_token",
+    "models/contract/test_contract.py::test_the_default_model_goes_on_wherever_it_was_lost",
     "engine/test_engine.py::test_end_tokens_min_items_and_ignore_end",
     unkept="an end of itself comes at the same token after a history",
 )

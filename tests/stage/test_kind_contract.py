@@ -17,8 +17,9 @@ import pytest
 import pytest_asyncio
 from numpy.typing import NDArray
 
-from helpers.contract import SampleRequest, pieces_of
+from helpers.contract import SampleRequest
 from helpers.families import CASES
+from helpers.logic import pieces_of
 from helpers.run import RunAnswer, RunStream, code_chunks, open_of, params, row_chunks, run_once, tensor_of
 from helpers.servers import family_logic, local_stage, stage_stub
 from omnistage.models.toy import formulas

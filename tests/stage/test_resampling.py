@@ -8,7 +8,6 @@ import math
 import random
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,13 +17,14 @@ from numpy.typing import NDArray
 
 from helpers import lengths
 from helpers.bare import bare_environment, bare_python
-from helpers.contract import Case, Loaded, SampleRequest, Whole, arriving, cut, run
+from helpers.contract import Case, Loaded, SampleRequest, check_it_goes_on_without_what_it_said_is_needless, run
 from helpers.families import CASES
+from helpers.logic import Whole
 from helpers.run import params
 from omnistage.code2wav.resampling import RATES_HZ, Conversion, Resampler, convert_sounds, possible_rates_hz
 from omnistage.models.interface import BadRequest, Sound
 from omnistage.models.toy import formulas
-from omnistage.stage.logic import Kept, Output, SessionTiming, StageLogic, Start
+from omnistage.stage.logic import Kept, Output, StageLogic, Start
 from omnistage.v1 import chunk_pb2, stage_pb2
 from omnistage.wire.errors import StageError
 
@@ -194,23 +194,7 @@ async def test_a_stage_goes_on_at_any_sample(voice: LoadedVoice, seed: int) -> N
 
 
 async def test_what_it_says_is_needless_is(voice: LoadedVoice, seed: int) -> None:
-    """Wherever a stage says that nobody needs some of its input any more, another one goes on from the rest of it."""
-    rng = random.Random(seed)
-    loaded = voice.at(rate_hz := rng.choice([8000, 11025, 44100]))
-    made = (await run(loaded, rng)).outputs
-    whole, given, kept = heard(made, rate_hz), 0, []
-    for output in made:
-        if isinstance(output, Output):
-            given += output.count
-            continue
-        kept.append(output.first)
-        work = await loaded.logic.prepare(stage_pb2.Open(params=loaded.sample.params, seed=5), Start({"audio": given}))
-        async with aclosing(
-            work.run(arriving(cut(loaded, rng, {output.port: output.first})), SessionTiming(), Start({"audio": given}))
-        ) as outputs:
-            rest = [output async for output in outputs]
-        assert np.array_equal(heard(rest, rate_hz), whole[given:]), (output, given)
-    assert kept == sorted(set(kept)) and kept
+    await check_it_goes_on_without_what_it_said_is_needless(voice.at(random.Random(seed).choice([8000, 11025, 44100])), random.Random(seed))
 
 
 async def test_no_frames_give_no_samples() -> None:

@@ -21,8 +21,7 @@ from omnistage.v1 import omni_pb2
 pytestmark = [
     pytest.mark.timeout(400),
     lengths.long_form(
-        "stage/test_resume_of_each_kind.py::test_the_default_thinker_goes_on_at_any_token",
-        "stage/test_resume_of_each_kind.py::test_the_default_talker_goes_on_at_any_frame",
+        "models/contract/test_contract.py::test_the_default_model_goes_on_wherever_it_was_lost",
         "models/test_resumed_code2wav.py::test_sound_goes_on_at_any_sample_with_the_same_bits",
         "system/test_resume.py::test_a_second_kill_hits_the_resume",
     ),

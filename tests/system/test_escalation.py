@@ -49,7 +49,7 @@ async def test_a_talker_is_lost_whose_input_was_forgotten(tmp_path: Path, way: s
 
 
 @lengths.long_form(
-    "stage/test_resume_of_each_kind.py::test_a_talker_that_differs_leaves_one_splice",
+    "models/contract/test_contract.py::test_a_talker_that_differs_leaves_one_splice",
     "link/test_chain.py::test_a_talker_is_killed_and_the_next_one_says_the_rest",
 )
 async def test_a_talker_that_samples_differently_leaves_one_splice(tmp_path: Path, seed: int) -> None:
