@@ -1,5 +1,6 @@
 """Pairs of a sender and a receiver, one for each transport."""
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers.pipes import settled
+from helpers.pipes import SHARED_MEMORY, names, settled
 from omnistage.connector.arena import Arena, Share
+from omnistage.connector.shm import READERS
 from omnistage.connector.tensors import Array
 from omnistage.connector.transport import Receiver, Sender, TensorView
 from omnistage.v1 import tensor_pb2
@@ -16,9 +18,14 @@ from omnistage.v1 import tensor_pb2
 MIB = 1 << 20
 
 
-def names_of(arena: Arena) -> list[str]:
-    """Names of the files that an arena has in shared memory now."""
-    return sorted(path.name for path in Path("/dev/shm").iterdir() if arena.uuid.hex() in path.name)
+@dataclass
+class Clock:
+    """A clock that stands still unless the test moves it: so an effect that is seen at once needs no grace."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 @dataclass
@@ -54,7 +61,7 @@ class ConnectorPair:
 
 @pytest.fixture
 def make_arena() -> Iterator[Callable[..., Arena]]:
-    """Makes arenas and closes them after the test; then none of their files may be left."""
+    """Makes arenas and closes them after the test; then none of their files may be left, and no map of them is."""
     arenas: list[Arena] = []
 
     def make(*, max_bytes: int = 64 * MIB, segment_bytes: int = 4 * MIB, **settings: object) -> Arena:
@@ -66,7 +73,35 @@ def make_arena() -> Iterator[Callable[..., Arena]]:
     yield make
     for arena in arenas:
         arena.close()
-        assert names_of(arena) == []
+        assert names(arena.uuid) == []
+    READERS.drop_gone()  # Else the maps of thousands of arenas fill the cache of this process.
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def arena(make_arena: Callable[..., Arena], clock: Clock) -> Arena:
+    """One whose grace of 30 s ends by the clock of the test, and whose freed blocks are full of 255."""
+    return make_arena(poison=True, clock=clock)
+
+
+@pytest.fixture
+def place() -> Iterator[Callable[[str], Path]]:
+    """Paths on the mount with the name of an arena that does not exist; none of them is left after the test."""
+    uuid, paths = os.urandom(16).hex(), list[Path]()
+
+    def path(kind: str) -> Path:
+        paths.append(SHARED_MEMORY / f"omnistage-{uuid}-{kind}")
+        return paths[-1]
+
+    yield path
+    for leftover in paths:
+        if leftover.is_dir() and not leftover.is_symlink():
+            leftover.rmdir()
+        leftover.unlink(missing_ok=True)
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 1   a reader is killed with views              here: a_killed_reader_gives_its_blocks_back_at_once and those after it
 2   a producer is killed                       test_two_processes: a_killed_producer_leaves_views_readable_and_the_sweep_removes_its_files
-3   a reader never reads                       test_share: a_reader_that_gives_nothing_back_has_its_share_and_no_more; credit and deadline:
+3   a reader never reads                       test_parcel: a_reader_that_gives_nothing_back_has_its_share_and_no_more; credit and deadline:
                                                stage/test_run_endings: nothing_is_sent_without_credit, the_callers_deadline_ends_the_session
 4   a reader is stopped, and wakes             here: a_stopped_reader...; that it is found: system/test_lost_process
 5   the mount is full or too small             test_small_mount: at creation, while growing, while running; stages: system/test_full_mount
@@ -18,7 +18,7 @@
 14  a full arena                               test_arena: a_full_arena_goes_inline_with_the_same_bytes
 15  a producer cuts its file short             test_untrusted: a_file_that_is_cut_short_is_an_error_and_no_signal
 16  umask, other users                         test_arena: files_are_private_whatever_the_umask; test_two_processes: another_user;
-                                               test_owners; a stage: hostile/test_references: another_user_of_the_host_cannot_kill_a_stage
+                                               test_untrusted; a stage: hostile/test_references: another_user_of_the_host_cannot_kill_a_stage
 17  100,000 transfers                          test_soak
 18  three readers, one dies                    here: one_of_three_readers_dies
 19  empty, scalar, bfloat16, strided tensors   test_transport_contract
@@ -52,26 +52,6 @@ GRACE_S = 30.0
 SIZE = 50_000
 
 
-class Clock:
-    """A clock that stands still unless the test moves it: so an effect that is seen at once needs no grace."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def arena(make_arena: Callable[..., Arena], clock: Clock) -> Arena:
-    return make_arena(poison=True, clock=clock, grace_s=GRACE_S)
-
-
 def number(value: int) -> np.ndarray:
     return np.full(SIZE, value, np.uint8)
 
@@ -96,7 +76,7 @@ def test_a_killed_reader_gives_its_blocks_back_at_once(arena: Arena) -> None:
         sender.close(clean=True)
 
 
-def test_a_reader_that_dies_after_its_stream_gives_its_blocks_back_at_the_next_look(arena: Arena, clock: Clock) -> None:
+def test_a_reader_that_dies_after_its_stream_gives_its_blocks_back_at_the_next_look(arena: Arena, clock) -> None:
     with running(read) as (connection, process):
         sender = agree(connection, arena)
         assert hand_over(connection, sender.pack(number(1))) == b"held"
@@ -139,7 +119,7 @@ def test_a_reader_that_ended_by_itself_is_gone_too(arena: Arena) -> None:
         assert settled(arena).leases == 0
 
 
-def test_a_reader_without_an_arena_has_the_grace(arena: Arena, clock: Clock) -> None:
+def test_a_reader_without_an_arena_has_the_grace(arena: Arena, clock) -> None:
     with running(read_without_arena) as (connection, process):
         sender = agree(connection, arena)
         assert hand_over(connection, sender.pack(number(1))) == b"held"
@@ -152,7 +132,7 @@ def test_a_reader_without_an_arena_has_the_grace(arena: Arena, clock: Clock) -> 
         assert settled(arena).leases == 0
 
 
-def test_a_stopped_reader_keeps_its_bytes_for_the_grace_and_gets_no_new_ones_when_it_wakes(arena: Arena, clock: Clock) -> None:
+def test_a_stopped_reader_keeps_its_bytes_for_the_grace_and_gets_no_new_ones_when_it_wakes(arena: Arena, clock) -> None:
     with running(read) as (connection, process):
         assert process.pid is not None
         sender = agree(connection, arena)
@@ -216,7 +196,7 @@ def test_readers_with_equal_process_ids_are_told_apart(arena: Arena) -> None:
     assert names(arenas[1]) == []
 
 
-def test_a_stream_that_is_cut_under_a_reading_thread(make_pair, arena: Arena, clock: Clock) -> None:
+def test_a_stream_that_is_cut_under_a_reading_thread(make_pair, arena: Arena, clock) -> None:
     """A session is cancelled while its model reads in a thread: the bytes stay unchanged until the grace ends."""
     pair = make_pair(arena=arena)
     view = pair.transfer(number(3))
@@ -246,7 +226,7 @@ def test_a_stream_that_is_cut_under_a_reading_thread(make_pair, arena: Arena, cl
 # Dead readers --------------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_reader_whose_liveness_file_is_removed_is_not_taken_for_dead(arena: Arena, clock: Clock) -> None:
+def test_a_reader_whose_liveness_file_is_removed_is_not_taken_for_dead(arena: Arena, clock) -> None:
     with running(read) as (connection, process):
         sender = agree(connection, arena)
         live = SHARED_MEMORY / f"omnistage-{ask(connection, b'arena').hex()}-live"
@@ -295,7 +275,7 @@ def look_for(connection: Connection, name: bytes) -> None:
     connection.send_bytes(b"alive" if find_peer(name) is not None else b"unknown")
 
 
-def test_this_process_is_no_peer_of_itself_and_stays_locked(arena: Arena, clock: Clock, make_arena: Callable[..., Arena]) -> None:
+def test_this_process_is_no_peer_of_itself_and_stays_locked(arena: Arena, clock, make_arena: Callable[..., Arena]) -> None:
     """If the process opened its own file, it would drop its own lock."""
     own = make_arena()
     sender, receiver = Sender(arena, inline_limit=0), Receiver()

@@ -20,46 +20,24 @@ def assert_goes_inline(sender: Sender, arena: Arena) -> None:
     assert arena.leases == 0
 
 
-def change_boot_id(offer: tensor_pb2.Offer) -> None:
-    offer.boot_id = "another host"
+def name_arena(offer: tensor_pb2.Offer, name: bytes) -> None:
+    offer.arena = offer.probe.shared_memory.arena = name
 
 
-def change_device(offer: tensor_pb2.Offer) -> None:
-    offer.device = "0"
+DAMAGES: dict[str, Callable[[tensor_pb2.Offer], None]] = {
+    "other boot": lambda offer: setattr(offer, "boot_id", "another host"),
+    "other device": lambda offer: setattr(offer, "device", "0"),
+    "other arena": lambda offer: setattr(offer, "arena", bytes(16)),
+    "odd arena everywhere": lambda offer: name_arena(offer, b"../etc"),
+    "other arena everywhere": lambda offer: name_arena(offer, bytes(16)),
+    "other generation": lambda offer: setattr(offer.probe.shared_memory, "generation", offer.probe.shared_memory.generation + 1),
+    "no probe": lambda offer: offer.ClearField("probe"),
+    "other kind": lambda offer: setattr(offer, "kind", tensor_pb2.TRANSPORT_KIND_REMOTE),
+}
 
 
-def change_arena(offer: tensor_pb2.Offer) -> None:
-    offer.arena = bytes(16)
-
-
-def shorten_arena(offer: tensor_pb2.Offer) -> None:
-    offer.arena = offer.probe.shared_memory.arena = b"../etc"
-
-
-def other_arena_everywhere(offer: tensor_pb2.Offer) -> None:
-    offer.arena = offer.probe.shared_memory.arena = bytes(16)
-
-
-def change_generation(offer: tensor_pb2.Offer) -> None:
-    offer.probe.shared_memory.generation += 1
-
-
-def drop_probe(offer: tensor_pb2.Offer) -> None:
-    offer.ClearField("probe")
-
-
-def change_kind(offer: tensor_pb2.Offer) -> None:
-    offer.kind = tensor_pb2.TRANSPORT_KIND_REMOTE
-
-
-BROKEN = [change_boot_id, change_device, change_arena, shorten_arena, other_arena_everywhere, change_generation, drop_probe, change_kind]
-
-
-@pytest.mark.parametrize("damage", BROKEN)
-def test_an_offer_that_cannot_be_proven_ends_inline_with_a_reason(
-    make_arena: Callable[..., Arena], damage: Callable[[tensor_pb2.Offer], None]
-) -> None:
-    arena = make_arena()
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_an_offer_that_cannot_be_proven_ends_inline_with_a_reason(arena: Arena, damage: Callable[[tensor_pb2.Offer], None]) -> None:
     sender, receiver = Sender(arena), Receiver()
     offers = sender.offers()
     assert arena.leases == 1
@@ -82,23 +60,21 @@ def test_an_offer_that_cannot_be_proven_ends_inline_with_a_reason(
         tensor_pb2.Answer(kind=tensor_pb2.TRANSPORT_KIND_CUDA_IPC),
     ],
 )
-def test_an_answer_without_proof_ends_inline(make_arena: Callable[..., Arena], answer: tensor_pb2.Answer) -> None:
-    arena = make_arena()
+def test_an_answer_without_proof_ends_inline(arena: Arena, answer: tensor_pb2.Answer) -> None:
     sender = Sender(arena)
     sender.offers()
     sender.accept(answer)
     assert_goes_inline(sender, arena)
 
 
-def test_an_answer_that_nobody_asked_for_ends_inline(make_arena: Callable[..., Arena]) -> None:
-    arena = make_arena()
+def test_an_answer_that_nobody_asked_for_ends_inline(arena: Arena) -> None:
     sender = Sender(arena)
     sender.accept(tensor_pb2.Answer(kind=SHARED, probe=b""))
     assert_goes_inline(sender, arena)
 
 
-def test_the_best_offer_that_works_is_taken(make_arena: Callable[..., Arena]) -> None:
-    sender = Sender(make_arena())
+def test_the_best_offer_that_works_is_taken(arena: Arena) -> None:
+    sender = Sender(arena)
     better = tensor_pb2.Offer(kind=tensor_pb2.TRANSPORT_KIND_CUDA_IPC)
     answer = Receiver().answer([better, *sender.offers()])
     assert answer.kind == SHARED
@@ -107,8 +83,8 @@ def test_the_best_offer_that_works_is_taken(make_arena: Callable[..., Arena]) ->
     assert (sender.transport, sender.reason) == (SHARED, "")
 
 
-def test_a_reader_may_decline(make_arena: Callable[..., Arena]) -> None:
-    sender = Sender(make_arena())
+def test_a_reader_may_decline(arena: Arena) -> None:
+    sender = Sender(arena)
     answer = Receiver(accept_shared_memory=False).answer(sender.offers())
     assert answer.kind == INLINE
     assert "switched off" in answer.reason
@@ -122,16 +98,14 @@ def test_without_an_arena_nothing_is_offered() -> None:
     assert "no arena" in sender.reason
 
 
-def test_a_sender_that_is_never_answered_leaves_nothing(make_arena: Callable[..., Arena]) -> None:
-    arena = make_arena()
+def test_a_sender_that_is_never_answered_leaves_nothing(arena: Arena) -> None:
     sender = Sender(arena)
     assert sender.offers() == sender.offers()
     sender.close(clean=False)
     assert arena.leases == 0
 
 
-def test_probes_differ_from_stream_to_stream(make_arena: Callable[..., Arena]) -> None:
-    arena = make_arena()
+def test_probes_differ_from_stream_to_stream(arena: Arena) -> None:
     answers = [Receiver().answer(Sender(arena).offers()).probe for _ in range(5)]
     assert len(set(answers)) == 5
     assert all(len(probe) == 32 for probe in answers)

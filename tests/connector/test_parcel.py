@@ -1,4 +1,5 @@
-"""A tensor that a log keeps and several streams read is free when the last of them is done with it, in any order and way."""
+"""A tensor that a log keeps and several streams read is free when the last of them is done with it, in any order and way. No stream takes
+the whole arena: beyond its share its tensors go inline, and those of others go through shared memory."""
 
 import itertools
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers.pipes import settled
-from omnistage.connector.arena import Arena
+from omnistage.connector.arena import Arena, class_bytes
 from omnistage.connector.tensors import ConnectorError, StaleReference
 from omnistage.connector.transport import Parcel, Receiver, Sender, TensorView
 from omnistage.v1 import tensor_pb2
@@ -33,10 +34,8 @@ def give_back(pair, view: TensorView) -> None:
 @pytest.mark.parametrize("ways", list(itertools.product(WAYS, WAYS)), ids="-".join)
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
 def test_a_block_is_free_only_when_both_streams_and_the_log_are_done(
-    make_arena: Callable[..., Arena], make_pair, order: tuple[int, ...], ways: tuple[str, str]
+    arena: Arena, clock, make_pair, order: tuple[int, ...], ways: tuple[str, str]
 ) -> None:
-    now = 0.0
-    arena = make_arena(poison=True, clock=lambda: now, grace_s=GRACE_S)
     pairs = [make_pair(arena=arena), make_pair(arena=arena)]
     parcel = pairs[0].sender.store(np.full(SIZE, 7, np.uint8))
     views = [pair.receiver.unpack(copy_of(pair.sender.post(parcel))) for pair in pairs]
@@ -55,9 +54,9 @@ def test_a_block_is_free_only_when_both_streams_and_the_log_are_done(
             broken = broken or ways[who] == "broken"
         assert settled(arena).leases == (1 if done < 2 or broken else 0)
     if broken:
-        now = GRACE_S - 0.1
+        clock.now = GRACE_S - 0.1
         assert settled(arena).leases == 1 and (witness == 7).all()
-        now = GRACE_S
+        clock.now = GRACE_S
         assert settled(arena).leases == 0
     assert (witness == 0xFF).all()
     assert arena.bytes_used == pairs[0].sender.share.used == 0
@@ -67,54 +66,28 @@ def test_a_block_is_free_only_when_both_streams_and_the_log_are_done(
     assert settled(arena).leases == 0
 
 
-def test_a_log_replays_on_a_new_stream_while_the_old_one_waits_for_its_grace(make_arena: Callable[..., Arena], make_pair) -> None:
-    now = 0.0
-    arena = make_arena(poison=True, clock=lambda: now, grace_s=GRACE_S)
+@pytest.mark.parametrize(
+    ("posted_s", "back_s"), [(0.0, 0.0), (0.0, GRACE_S), (GRACE_S, GRACE_S)], ids=["in the grace", "until after it", "after it"]
+)
+def test_a_log_replays_on_a_new_stream(arena: Arena, clock, make_pair, posted_s: float, back_s: float) -> None:
+    """The grace of the broken stream ends no view of the new one. A drop leaves the reader its bytes."""
     old, new = make_pair(arena=arena), make_pair(arena=arena)
     parcel = old.sender.store(np.full(SIZE, 7, np.uint8))
     first = copy_of(old.sender.post(parcel))
     old.sender.close(clean=False)
+    clock.now = posted_s
+    assert settled(arena).leases == 1
     again = copy_of(new.sender.post(parcel))
     assert again == first, "no second copy"
-    view = new.receiver.unpack(again)
     parcel.drop()
+    view = new.receiver.unpack(again)
+    clock.now = back_s
+    assert settled(arena).leases == 1 and (view.array == 7).all()
     give_back(new, view)
     with pytest.raises(StaleReference):
         old.receiver.unpack(first)
-    assert settled(arena).leases == 1
-    now = GRACE_S
-    assert settled(arena).leases == 0
-
-
-def test_a_log_replays_after_the_grace_of_the_old_stream(make_arena: Callable[..., Arena], make_pair) -> None:
-    now = 0.0
-    arena = make_arena(poison=True, clock=lambda: now, grace_s=GRACE_S)
-    old, new = make_pair(arena=arena), make_pair(arena=arena)
-    parcel = old.sender.store(np.full(SIZE, 7, np.uint8))
-    old.sender.post(parcel)
-    old.sender.close(clean=False)
-    now = GRACE_S
-    assert settled(arena).leases == 1
-    view = new.receiver.unpack(copy_of(new.sender.post(parcel)))
-    assert (view.array == 7).all()
-    parcel.drop()
-    give_back(new, view)
-    assert settled(arena).leases == 0
-
-
-def test_the_grace_of_one_stream_does_not_end_the_view_of_another(make_arena: Callable[..., Arena], make_pair) -> None:
-    now = 0.0
-    arena = make_arena(poison=True, clock=lambda: now, grace_s=GRACE_S)
-    old, new = make_pair(arena=arena), make_pair(arena=arena)
-    parcel = old.sender.store(np.full(SIZE, 7, np.uint8))
-    old.sender.post(parcel)
-    old.sender.close(clean=False)
-    view = new.receiver.unpack(copy_of(new.sender.post(parcel)))
-    parcel.drop()
-    now = GRACE_S
-    assert settled(arena).leases == 1
-    assert (view.array == 7).all()
-    give_back(new, view)
+    assert settled(arena).leases == (back_s < GRACE_S)
+    clock.now = GRACE_S
     assert settled(arena).leases == 0
 
 
@@ -154,17 +127,6 @@ def test_a_dropped_parcel_cannot_be_posted(make_pair, shared: bool) -> None:
     assert pair.arena.leases == pair.sender.outstanding == 0
 
 
-def test_a_drop_while_posted_leaves_the_reader_its_bytes(make_arena: Callable[..., Arena], make_pair) -> None:
-    pair = make_pair(arena=make_arena(poison=True))
-    parcel = pair.sender.store(np.full(SIZE, 7, np.uint8))
-    message = copy_of(pair.sender.post(parcel))
-    parcel.drop()
-    view = pair.receiver.unpack(message)
-    assert (view.array == 7).all()
-    give_back(pair, view)
-    assert pair.arena.leases == 0
-
-
 def test_a_tensor_is_posted_on_a_stream_again_only_when_its_reader_has_given_it_back(make_pair) -> None:
     pair = make_pair()
     parcel = pair.sender.store(np.full(SIZE, 7, np.uint8))
@@ -179,12 +141,83 @@ def test_a_tensor_is_posted_on_a_stream_again_only_when_its_reader_has_given_it_
     assert pair.arena.leases == 0
 
 
-def test_a_block_that_is_free_cannot_be_held(make_arena: Callable[..., Arena]) -> None:
-    arena = make_arena()
+def test_a_block_that_is_free_cannot_be_held(arena: Arena) -> None:
     block = arena.allocate(100)
     arena.free(block)
     with pytest.raises(ConnectorError, match="free block"):
         arena.hold(block)
+
+
+# Shares -------------------------------------------------------------------------------------------------------------------------------
+
+MIB = 1 << 20
+LARGE = 200_000
+
+
+@pytest.fixture
+def small_arena(make_arena: Callable[..., Arena], clock) -> Arena:
+    """A stream may take 2 MiB of it."""
+    return make_arena(max_bytes=8 * MIB, segment_bytes=MIB, clock=clock)
+
+
+def fits(parcel: Parcel) -> bool:
+    return parcel.block is not None
+
+
+def test_a_reader_that_gives_nothing_back_has_its_share_and_no_more(small_arena: Arena, make_pair, random: np.random.Generator) -> None:
+    slow, arrays = make_pair(arena=small_arena), [random.integers(0, 256, LARGE, np.uint8) for _ in range(60)]
+    views = [slow.transfer(array) for array in arrays]
+    room = 2 * MIB // class_bytes(LARGE)
+    assert (slow.sender.outstanding, slow.sender.over_share, slow.sender.inline_fallbacks) == (room, 60 - room, 0)
+    assert small_arena.bytes_used == slow.sender.share.used <= small_arena.max_bytes // 4
+    assert all(np.array_equal(view.array, array) for view, array in zip(views, arrays, strict=True))
+    for _ in range(3):
+        other = make_pair(arena=small_arena)
+        assert fits(other.sender.store(np.zeros(LARGE, np.uint8))) and other.sender.over_share == 0
+
+
+def test_a_stream_goes_on_through_shared_memory_when_its_reader_does(small_arena: Arena, make_pair) -> None:
+    pair = make_pair(arena=small_arena)
+    for _ in range(10):
+        views = [pair.transfer(np.zeros(MIB, np.uint8)) for _ in range(2)]
+        assert pair.sender.over_share == 0
+        del views
+        assert pair.give_back() == 2 and pair.sender.share.used == 0
+
+
+def test_one_tensor_always_fits_however_large_it_is(small_arena: Arena, make_pair) -> None:
+    sender = make_pair(arena=small_arena).sender
+    array = np.zeros(5 * MIB, np.uint8)
+    assert [sender.pack(each)[0].WhichOneof("place") for each in (array, array[:10])] == ["shared_memory", "inline"]
+    assert (sender.outstanding, sender.over_share) == (1, 1)
+
+
+def test_a_log_counts_as_long_as_it_keeps_a_tensor_on_whatever_stream_it_goes(small_arena: Arena, make_pair) -> None:
+    old = make_pair(arena=small_arena).sender
+    log = [old.store(np.zeros(LARGE, np.uint8)) for _ in range(20)]
+    room = 2 * MIB // class_bytes(LARGE)
+    assert sum(map(fits, log)) == room
+    old.close(clean=True)
+    assert settled(small_arena).leases == room
+    new = make_pair(arena=small_arena, share=old.share).sender
+    for parcel in log:
+        new.post(parcel)
+    assert not fits(new.store(np.zeros(LARGE, np.uint8)))
+    log[0].drop()
+    assert not fits(new.store(np.zeros(LARGE, np.uint8))), "its reader has it"
+    new.close(clean=True)
+    assert old.share.used == (room - 1) * class_bytes(LARGE)
+
+
+def test_a_quarantine_counts(small_arena: Arena, clock, make_pair) -> None:
+    broken = make_pair(arena=small_arena).sender
+    broken.pack(np.zeros(2 * MIB, np.uint8))
+    broken.close(clean=False)
+    again = make_pair(arena=small_arena, share=broken.share).sender
+    assert not fits(again.store(np.zeros(LARGE, np.uint8)))
+    clock.now = GRACE_S
+    assert settled(small_arena).leases == 0
+    assert fits(again.store(np.zeros(LARGE, np.uint8)))
 
 
 # Any story of three logs and four streams ----------------------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 import os
 import resource
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -21,24 +21,16 @@ MIB = 1 << 20
 def test_the_last_alias_may_die_in_another_thread(make_pair) -> None:
     pair = make_pair()
     view = pair.transfer(np.full(100_000, 7, np.int32))
-    seen: list[int] = []
     box = [view.array]
     view.release()
     assert pair.give_back() == 0
-
-    def use() -> None:
-        seen.append(int(box.pop().sum()))
-
-    worker = threading.Thread(target=use)
-    worker.start()
-    worker.join()
-    assert seen == [700_000]
+    with ThreadPoolExecutor() as threads:
+        assert threads.submit(lambda: int(box.pop().sum())).result() == 700_000
     assert pair.give_back() == 1
     assert pair.sender.outstanding == pair.receiver.held == 0
 
 
-def test_maps_of_an_arena_that_is_gone_are_dropped_when_no_view_uses_them(make_arena: Callable[..., Arena], make_pair) -> None:
-    arena = make_arena()
+def test_maps_of_an_arena_that_is_gone_are_dropped_when_no_view_uses_them(arena: Arena, make_pair) -> None:
     READERS.drop_gone()
     before = len(READERS)
     pair = make_pair(arena=arena)
@@ -53,8 +45,7 @@ def test_maps_of_an_arena_that_is_gone_are_dropped_when_no_view_uses_them(make_a
     assert len(READERS) == before
 
 
-def test_the_map_of_a_living_arena_is_kept_for_its_next_stream(make_arena: Callable[..., Arena], make_pair) -> None:
-    arena = make_arena()
+def test_the_map_of_a_living_arena_is_kept_for_its_next_stream(arena: Arena, make_pair) -> None:
     first = make_pair(arena=arena)
     mapped = READERS.get(arena.uuid, 0)
     first.receiver.close()
@@ -79,46 +70,40 @@ def test_a_full_cache_gives_up_the_map_that_was_not_used_for_longest(make_arena:
     assert len(views) == len(cache) == 2
 
 
-@pytest.fixture
-def place() -> Iterator[tuple[bytes, Path]]:
-    """The id of an arena that does not exist, and the place where its segment 0 would be."""
-    arena = os.urandom(16)
-    path = Path("/dev/shm") / f"omnistage-{arena.hex()}-0"
-    yield arena, path
-    if path.is_dir():
-        path.rmdir()
-    path.unlink(missing_ok=True)
+def open_segment(path: Path) -> ReaderSegment:
+    """Map a file of that name, as a segment 0."""
+    return ReaderSegment(bytes.fromhex(path.name.split("-")[1]), 0)
 
 
-@pytest.mark.parametrize("content", [b"", b"x" * 4095, bytes(4096), b"omniseg\0" + bytes(8184)])
-def test_a_file_that_is_not_a_segment_is_refused(place: tuple[bytes, Path], content: bytes) -> None:
-    arena, path = place
-    path.write_bytes(content)
+FILES: dict[str, Callable[[Path], object]] = {
+    **{
+        name: lambda path, content=content: path.write_bytes(content)
+        for name, content in {"empty": b"", "short": b"x" * 4095, "zeros": bytes(4096), "no header": b"omniseg\0" + bytes(8184)}.items()
+    },
+    "folder": Path.mkdir,
+    "pipe": os.mkfifo,
+    "link": lambda path: path.symlink_to("/etc/hostname"),
+}
+
+
+@pytest.mark.parametrize("make", FILES.values(), ids=FILES)
+def test_what_is_not_a_segment_is_refused_without_waiting(place: Callable[[str], Path], make: Callable[[Path], object]) -> None:
+    make(path := place("0"))
     with pytest.raises(InvalidReference) as caught:
-        ReaderSegment(arena, 0)
-    assert arena.hex() not in str(caught.value)
+        open_segment(path)
+    assert path.name.split("-")[1] not in str(caught.value)
 
 
-@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/etc/hostname")])
-def test_what_is_not_a_file_is_refused_without_waiting(place: tuple[bytes, Path], make: Callable[[Path], None]) -> None:
-    arena, path = place
-    make(path)
-    with pytest.raises(InvalidReference):
-        ReaderSegment(arena, 0)
-
-
-def test_a_segment_that_is_not_there_is_stale(place: tuple[bytes, Path]) -> None:
+def test_a_segment_that_is_not_there_is_stale(place: Callable[[str], Path]) -> None:
     with pytest.raises(StaleReference):
-        ReaderSegment(place[0], 0)
+        open_segment(place("0"))
 
 
-def test_a_segment_of_another_number_or_arena_is_refused(make_arena: Callable[..., Arena], place: tuple[bytes, Path]) -> None:
-    arena, path = place
-    real = make_arena()
-    block = real.allocate(10)
-    path.hardlink_to(Path("/dev/shm") / f"omnistage-{real.uuid.hex()}-{block.segment.number}")
+def test_a_segment_of_another_number_or_arena_is_refused(arena: Arena, place: Callable[[str], Path]) -> None:
+    block = arena.allocate(10)
+    (path := place("0")).hardlink_to(Path("/dev/shm") / f"omnistage-{arena.uuid.hex()}-{block.segment.number}")
     with pytest.raises(InvalidReference, match="header"):
-        ReaderSegment(arena, 0)
+        open_segment(path)
 
 
 def test_memory_that_was_not_reserved_is_never_read(make_arena: Callable[..., Arena], make_pair) -> None:
@@ -151,8 +136,7 @@ def test_a_reader_that_is_closed_takes_nothing(make_pair) -> None:
         pair.receiver.unpack(message)
 
 
-def test_two_streams_of_one_arena_do_not_touch_each_other(make_arena: Callable[..., Arena], make_pair) -> None:
-    arena = make_arena()
+def test_two_streams_of_one_arena_do_not_touch_each_other(arena: Arena, make_pair) -> None:
     one, two = make_pair(arena=arena), make_pair(arena=arena)
     kept = two.transfer(np.full(50_000, 2, np.int32))
     given = one.transfer(np.full(50_000, 1, np.int32))
@@ -166,8 +150,7 @@ def test_two_streams_of_one_arena_do_not_touch_each_other(make_arena: Callable[.
 
 
 @lengths.long_form("connector/test_soak.py::test_transfers_leave_memory_files_and_descriptors_as_they_were")
-def test_100_000_tensors_take_no_more_memory_than_one(make_arena: Callable[..., Arena], make_pair) -> None:
-    arena = make_arena()
+def test_100_000_tensors_take_no_more_memory_than_one(arena: Arena, make_pair) -> None:
     pair = make_pair(arena=arena)
     array = np.zeros(2000, np.int32)
     for _ in range(100_000):

@@ -3,7 +3,7 @@
 import fcntl
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -16,23 +16,6 @@ from omnistage.connector.liveness import sweep
 
 MIB = 1 << 20
 OLD = (1, 1)
-
-
-@pytest.fixture
-def place() -> Iterator[Callable[[str], Path]]:
-    """Paths on the mount with the name of a new arena; none of them is left after the test."""
-    arena = os.urandom(16).hex()
-    made: list[Path] = []
-
-    def path(kind: str) -> Path:
-        made.append(SHARED_MEMORY / f"omnistage-{arena}-{kind}")
-        return made[-1]
-
-    yield path
-    for leftover in made:
-        if leftover.is_dir() and not leftover.is_symlink():
-            leftover.rmdir()
-        leftover.unlink(missing_ok=True)
 
 
 def make_old(path: Path) -> Path:
@@ -56,8 +39,9 @@ def hold_arena(connection: Connection) -> None:
 # Orphans -------------------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_young_liveness_file_is_left_alone(place: Callable[[str], Path]) -> None:
-    path = place("live")
+@pytest.mark.parametrize("kind", ["live", "0"], ids=["liveness file", "segment"])
+def test_a_young_file_is_left_alone(place: Callable[[str], Path], kind: str) -> None:
+    path = place(kind)
     path.touch(mode=0o600)
     sweep()
     assert path.exists()
@@ -75,8 +59,7 @@ def test_a_file_from_the_future_is_no_newborn(place: Callable[[str], Path]) -> N
     assert not path.exists()
 
 
-def test_the_arenas_of_this_process_are_left_alone_and_stay_locked(make_arena: Callable[..., Arena]) -> None:
-    arena = make_arena()
+def test_the_arenas_of_this_process_are_left_alone_and_stay_locked(arena: Arena) -> None:
     arena.allocate(100)
     age(arena.uuid)
     sweep()
@@ -112,16 +95,6 @@ def test_segments_whose_liveness_file_was_removed_live_as_long_as_their_producer
         assert names(arena) == []
 
 
-def test_a_young_segment_without_a_liveness_file_is_left_alone(place: Callable[[str], Path]) -> None:
-    path = place("0")
-    path.touch(mode=0o600)
-    sweep()
-    assert path.exists()
-    os.utime(path, OLD)
-    sweep()
-    assert not path.exists()
-
-
 # Files that stay -----------------------------------------------------------------------------------------------------------------------
 
 
@@ -153,8 +126,8 @@ def test_the_target_of_a_link_is_left_alone(place: Callable[[str], Path], tmp_pa
 def test_files_of_another_user_are_left_alone(place: Callable[[str], Path]) -> None:
     """Root may remove such files, and must not: another user's lock would say nothing about them."""
     live, segment = make_old(place("live")), make_old(place("0"))
-    os.chown(live, 65534, 65534)
-    os.chown(segment, 65534, 65534)
+    for path in (live, segment):
+        os.chown(path, 65534, 65534)
     sweep()
     assert live.exists() and segment.exists()
     os.chown(live, 0, 0)

@@ -5,10 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from numpy.typing import NDArray
 
 from omnistage.connector.tensors import Array, ConnectorError, InvalidReference
 from omnistage.connector.transport import Receiver
@@ -28,11 +27,15 @@ def same_bytes(received: Array, sent: Array) -> bool:
 
 
 @many
+@example(np.zeros((3, 0, 5), np.int64))
+@example(np.array(True))
 @given(array=st.sampled_from(DTYPES).flatmap(lambda dtype: hnp.arrays(dtype, shapes)))
 def test_any_dtype_and_shape_comes_back_bit_for_bit(pair, array: Array) -> None:
     view = pair.transfer(array)
     assert same_bytes(view.array, array)
     assert not view.array.flags.writeable
+    with pytest.raises(ValueError, match="read-only"):
+        view.array[...] = 0
     view.release()
     pair.give_back()
     assert pair.sender.outstanding == pair.receiver.held == 0
@@ -60,25 +63,12 @@ def test_layout_in_memory_does_not_matter(pair, random: np.random.Generator, cut
     assert same_bytes(pair.transfer(array.astype(">f4")).array, array.copy(order="C"))
 
 
-def test_no_elements_and_no_dimensions(pair) -> None:
-    arrays: list[NDArray[Any]] = [np.zeros((0,), np.float32), np.zeros((3, 0, 5), np.int64), np.array(1.5, np.float32), np.array(True)]
-    for array in arrays:
-        view = pair.transfer(array)
-        assert same_bytes(view.array, array)
-
-
 def test_the_sender_may_change_its_array_after_pack(pair) -> None:
     array = np.zeros(100_000, np.int32)
     messages = pair.messages(array)
     array[:] = 7
     view = [pair.receiver.unpack(message) for message in messages][-1]
     assert not view.array.any()
-
-
-def test_writing_into_a_view_is_refused(pair) -> None:
-    view = pair.transfer(np.zeros(100_000, np.int32))
-    with pytest.raises(ValueError, match="read-only"):
-        view.array[0] = 1
 
 
 def test_a_released_view_cannot_be_used(pair) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -192,8 +191,8 @@ def answer_as_another_user(connection: Connection) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
-def test_another_user_cannot_read_and_goes_inline(make_arena: Callable[..., Arena]) -> None:
-    sender = Sender(make_arena(), inline_limit=0)
+def test_another_user_cannot_read_and_goes_inline(arena: Arena) -> None:
+    sender = Sender(arena, inline_limit=0)
     with running(answer_as_another_user) as (connection, _):
         connection.send_bytes(sender.offers()[0].SerializeToString())
         sender.accept(tensor_pb2.Answer.FromString(receive(connection)))

@@ -1,46 +1,127 @@
-"""A reader that copies gets bytes or a typed error, never a signal, whatever the sender does to its files."""
+"""Senders that are not trusted. Only memory of our own user is mapped, because the owner of a file can cut it short, which kills the
+processes that have it mapped. A reader that copies gets bytes or a typed error, never a signal, whatever the sender does to its files."""
+
+from __future__ import annotations
 
 import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from helpers.pipes import SHARED_MEMORY
+from helpers.pipes import SHARED_MEMORY, names
 from omnistage.connector.arena import Arena
 from omnistage.connector.shm import READERS
-from omnistage.connector.tensors import InvalidReference, StaleReference
+from omnistage.connector.tensors import ForeignSegment, InvalidReference, StaleReference
 from omnistage.connector.transport import Receiver, Sender
 from omnistage.v1 import tensor_pb2
 
+INLINE = tensor_pb2.TRANSPORT_KIND_INLINE
+SHARED = tensor_pb2.TRANSPORT_KIND_SHARED_MEMORY
+NOBODY = 65534
 SIZE = 50_000
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file to another user")
+
+
+def segment(arena: Arena) -> Path:
+    """The file of its first segment."""
+    return SHARED_MEMORY / f"omnistage-{arena.uuid.hex()}-0"
+
+
+def give_away(arena: Arena, uid: int = NOBODY) -> None:
+    """Give all files of the arena to another user, who can then do anything with them."""
+    for name in names(arena.uuid):
+        os.chown(SHARED_MEMORY / name, uid, uid)
+
+
+@needs_root
+def test_memory_of_another_user_is_not_mapped(make_arena: Callable[..., Arena]) -> None:
+    arena, before = make_arena(), len(READERS)
+    sender, receiver = Sender(arena, inline_limit=0), Receiver()
+    offers = sender.offers()
+    give_away(arena)
+    answer = receiver.answer(offers)
+    assert answer.kind == INLINE and "another user" in answer.reason and arena.uuid.hex() not in answer.reason
+    assert len(READERS) == before
+    sender.accept(answer)
+    assert sender.pack(np.zeros(SIZE, np.uint8))[0].WhichOneof("place") == "inline"
+
+
+@needs_root
+def test_a_segment_that_belongs_to_another_user_after_the_probe_is_not_mapped_either(make_pair, make_arena: Callable[..., Arena]) -> None:
+    pair = make_pair(arena=make_arena(segment_bytes=1 << 20))
+    (message,) = pair.messages(np.zeros(700_000, np.uint8))
+    assert message.shared_memory.segment == 1
+    give_away(pair.arena)
+    with pytest.raises(ForeignSegment, match="another user"):
+        pair.receiver.unpack(message)
+    assert pair.receiver.take_release() is None
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_memory_that_others_may_write_is_not_mapped(arena: Arena, mode: int) -> None:
+    offers = Sender(arena).offers()
+    segment(arena).chmod(mode)
+    answer = Receiver().answer(offers)
+    assert answer.kind == INLINE and "others may write it" in answer.reason
+
+
+@needs_root
+def test_memory_of_a_user_that_was_named_is_copied_and_a_cut_is_an_error(make_arena: Callable[..., Arena]) -> None:
+    arena, before = make_arena(), len(READERS)
+    sender, receiver = Sender(arena, inline_limit=0), Receiver(owners=[NOBODY])
+    offers = sender.offers()
+    give_away(arena)
+    answer = receiver.answer(offers)
+    assert answer.kind == SHARED, answer.reason
+    sender.accept(answer)
+    first, second = (sender.pack(np.full(SIZE, value, np.uint8))[0] for value in (3, 4))
+    view = receiver.unpack(first)
+    assert view is not None and (view.array == 3).all()
+    os.truncate(segment(arena), 4096)
+    with pytest.raises(InvalidReference):
+        receiver.unpack(second)
+    assert (view.array == 3).all() and len(READERS) == before
+    give_away(arena, 1)
+    with pytest.raises(ForeignSegment):
+        receiver.unpack(second)
+
+
+@needs_root
+def test_our_own_memory_is_mapped_though_others_are_named(arena: Arena) -> None:
+    sender, receiver, before = Sender(arena, inline_limit=0), Receiver(owners=[NOBODY]), len(READERS)
+    sender.accept(receiver.answer(sender.offers()))
+    view = receiver.unpack(sender.pack(np.full(SIZE, 3, np.uint8))[0])
+    assert view is not None and receiver.held == 1 and len(READERS) == before + 1
+
+
+# Files that are cut short ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("length", [0, 10, 4096, 4160, 20_000])
 @pytest.mark.parametrize("grow", [False, True])
-def test_a_file_that_is_cut_short_is_an_error_and_no_signal(make_arena: Callable[..., Arena], make_pair, length: int, grow: bool) -> None:
+def test_a_file_that_is_cut_short_is_an_error_and_no_signal(arena: Arena, make_pair, length: int, grow: bool) -> None:
     """The same holds for a file that was made longer again and holds only zeros there."""
-    arena = make_arena()
     pair = make_pair(arena=arena, copy=True)
-    messages = [pair.messages(np.full(SIZE, 7, np.uint8))[0] for _ in range(2)]
-    path = SHARED_MEMORY / f"omnistage-{arena.uuid.hex()}-0"
+    _, message = (pair.messages(np.full(SIZE, 7, np.uint8))[0] for _ in range(2))
+    path = segment(arena)
     size = path.stat().st_size
     os.truncate(path, length)
     if grow:
         os.truncate(path, size)
-    for message in messages[1:]:
-        with pytest.raises((InvalidReference, StaleReference)) as caught:
-            pair.receiver.unpack(message)
-        assert arena.uuid.hex() not in str(caught.value)
+    with pytest.raises((InvalidReference, StaleReference)) as caught:
+        pair.receiver.unpack(message)
+    assert arena.uuid.hex() not in str(caught.value)
     assert pair.receiver.take_release() is None
 
 
-def test_a_file_that_is_cut_while_it_is_read_is_an_error_too(make_arena: Callable[..., Arena], make_pair) -> None:
-    arena = make_arena()
+def test_a_file_that_is_cut_while_it_is_read_is_an_error_too(arena: Arena, make_pair) -> None:
     pair = make_pair(arena=arena, copy=True)
     (message,) = pair.messages(np.full(SIZE, 7, np.uint8))
-    path = SHARED_MEMORY / f"omnistage-{arena.uuid.hex()}-0"
+    path = segment(arena)
     whole = path.read_bytes()
     over = threading.Event()
 
@@ -67,9 +148,9 @@ def test_a_file_that_is_cut_while_it_is_read_is_an_error_too(make_arena: Callabl
     assert len(ends) > 1
 
 
-def test_a_copy_is_given_back_at_once_and_nothing_is_mapped(make_arena: Callable[..., Arena], make_pair) -> None:
+def test_a_copy_is_given_back_at_once_and_nothing_is_mapped(arena: Arena, make_pair) -> None:
     before = len(READERS)
-    pair = make_pair(arena=make_arena(poison=True), copy=True)
+    pair = make_pair(arena=arena, copy=True)
     view = pair.transfer(np.full(SIZE, 7, np.uint8))
     assert pair.give_back() == 1
     assert pair.arena.leases == 0
@@ -78,28 +159,22 @@ def test_a_copy_is_given_back_at_once_and_nothing_is_mapped(make_arena: Callable
     assert len(READERS) == before
 
 
-def test_a_block_that_was_given_back_is_stale(make_pair) -> None:
-    pair = make_pair(copy=True)
-    (message,) = pair.messages(np.full(SIZE, 7, np.uint8))
-    pair.receiver.unpack(message)
-    pair.give_back()
-    with pytest.raises(StaleReference):
-        pair.receiver.unpack(message)
-
-
-def test_an_arena_that_is_gone_is_stale(make_arena: Callable[..., Arena], make_pair) -> None:
-    arena = make_arena()
+@pytest.mark.parametrize("gone", [False, True], ids=["given back", "arena closed"])
+def test_a_block_that_is_there_no_more_is_stale(arena: Arena, make_pair, gone: bool) -> None:
     pair = make_pair(arena=arena, copy=True)
     (message,) = pair.messages(np.full(SIZE, 7, np.uint8))
-    arena.close()
+    if gone:
+        arena.close()
+    else:
+        pair.receiver.unpack(message)
+        pair.give_back()
     with pytest.raises(StaleReference):
         pair.receiver.unpack(message)
 
 
-def test_the_probe_of_a_file_that_is_cut_short_ends_inline(make_arena: Callable[..., Arena]) -> None:
-    arena = make_arena()
+def test_the_probe_of_a_file_that_is_cut_short_ends_inline(arena: Arena) -> None:
     offers = Sender(arena).offers()
-    os.truncate(SHARED_MEMORY / f"omnistage-{arena.uuid.hex()}-0", 4096)
+    os.truncate(segment(arena), 4096)
     answer = Receiver(copy=True).answer(offers)
-    assert answer.kind == tensor_pb2.TRANSPORT_KIND_INLINE
+    assert answer.kind == INLINE
     assert "probe cannot be read" in answer.reason
