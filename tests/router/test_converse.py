@@ -7,7 +7,7 @@ import hashlib
 import random
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -15,48 +15,30 @@ import grpc.aio
 import pytest
 
 from helpers.ask import WholeAnswer, ask, refusal, refused, request
-from helpers.chain import RouterAndStages
+from helpers.chain import RouterAndStages, router_and_stages, toy_chain
 from helpers.converse import PIECE, ConverseStream, Pieces, TurnFailed, file_chunks, on_port, sound_chunks, zeros
 from helpers.families import PICTURE, SOUND
 from helpers.run import messages
-from helpers.servers import CHAIN, Local, all_free, family_logic, is_busy, local_chain, local_router, local_stage, omni_stub
+from helpers.servers import all_free, family_logic
 from helpers.waiting import until
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import png, wav
 from omnistage.router.pipeline import load_pipeline
-from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2
+from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 LENGTH = 12
 MICROPHONE = "microphone"
 
 
-lost: set[str] = set()
-"""Addresses of stages that a test ended."""
-
-
 @asynccontextmanager
-async def house(
-    thinkers: int = 1, router: Mapping[str, Any] | None = None, **options: object
-) -> AsyncIterator[tuple[omni_pb2_grpc.OmniServiceAsyncStub, list[tuple[Local, AsyncExitStack]]]]:
-    """toy-omni with ears and films behind a router: the client's stub, and its Thinkers with what ends them. When the test ends nothing may
-    be held."""
-    async with AsyncExitStack() as everything:
-        running: list[tuple[Local, AsyncExitStack]] = []
-        addresses = []
-        for kind in CHAIN:
-            for _ in range(thinkers if kind == "thinker" else 1):
-                own = await everything.enter_async_context(AsyncExitStack())
-                media = {"microphone": True, "films": True} if kind == "thinker" else {}
-                given = {"length": LENGTH, **media, **options}
-                local = await own.enter_async_context(local_stage(family_logic("toy-omni", kind, given)))
-                addresses.append((kind, local.address))
-                if kind == "thinker":
-                    running.append((local, own))
-        served = await everything.enter_async_context(local_router(addresses, load_pipeline("toy-omni"), **(router or {})))
-        stub = await everything.enter_async_context(omni_stub(served.address))
-        yield stub, running
-        check((await ConverseStream(stub).turn(question(messages("Well?"), 3))), ("u", "Well?"), 3)
-        await all_free([address for _, address in addresses if address not in lost])
+async def house(thinkers: int = 1, router: Mapping[str, Any] | None = None, **options: object) -> AsyncIterator[RouterAndStages]:
+    """toy-omni with ears and films behind a router. When the test ends it must answer, and nothing may be held."""
+    hearing = {"length": LENGTH, "microphone": True, "films": True, **options}
+    logics = [family_logic("toy-omni", "thinker", hearing) for _ in range(thinkers)]
+    logics += [family_logic("toy-omni", kind, {"length": LENGTH, **options}) for kind in ("talker", "code2wav")]
+    async with router_and_stages(logics, load_pipeline("toy-omni"), **(router or {})) as standing:
+        yield standing
+        check(await ConverseStream(standing.stub).turn(question(messages("Well?"), 3)), ("u", "Well?"), 3)
 
 
 def question(given: Sequence[stage_pb2.Message], seed: int, max_tokens: int = LENGTH) -> omni_pb2.GenerateRequest:
@@ -102,8 +84,8 @@ def cuts(chance: random.Random, size: int) -> list[int]:
 async def test_it_sees_and_hears_what_is_streamed_however_it_is_cut(seed: int):
     """Several ports at once, interleaved, one turn after the other in one conversation; between them one without media."""
     chance = random.Random(seed)
-    async with house() as (stub, _):
-        conversation = ConverseStream(stub)
+    async with house() as standing:
+        conversation = ConverseStream(standing.stub)
         for n in range(3):
             check(await conversation.turn(question(ASKED, n), streams(chance)), SEEN, n)
             check(await conversation.turn(question(messages("Only words."), n)), ("u", "Only words."), n)
@@ -111,8 +93,8 @@ async def test_it_sees_and_hears_what_is_streamed_however_it_is_cut(seed: int):
 
 
 async def test_the_account_says_what_came_in(seed: int):
-    async with house() as (stub, _):
-        answer = await ConverseStream(stub).turn(question(ASKED, 1), streams(random.Random(seed)))
+    async with house() as standing:
+        answer = await ConverseStream(standing.stub).turn(question(ASKED, 1), streams(random.Random(seed)))
         assert answer.usage is not None
         sizes = {port: len(data) for port, (_, data) in MEDIA.items()} | {MICROPHONE: 777}
         assert {port: n for port, n in answer.usage.stages[0].input_items.items() if n} == sizes
@@ -120,12 +102,12 @@ async def test_the_account_says_what_came_in(seed: int):
 
 async def test_slow_clients_are_waited_for_and_others_answered_meanwhile():
     waiting, film = asyncio.Event(), with_parts(on_port("media0", "video/mp4"))
-    async with house() as (stub, _):
+    async with house() as standing:
         pieces = {"media0": file_chunks("media0", b"slow", [1])}
-        answering = asyncio.create_task(ConverseStream(stub).turn(question(film, 1), pieces, waiting.wait))
-        answer = await ConverseStream(stub).turn(question(film, 2), {"media0": file_chunks("media0", b"fast")})
+        answering = asyncio.create_task(ConverseStream(standing.stub).turn(question(film, 1), pieces, waiting.wait))
+        answer = await ConverseStream(standing.stub).turn(question(film, 2), {"media0": file_chunks("media0", b"fast")})
         check(answer, seen_film(b"fast"), 2)
-        check(await ask(stub, question(messages("hm"), 3)), ("u", "hm"), 3)
+        check(await ask(standing.stub, question(messages("hm"), 3)), ("u", "hm"), 3)
         waiting.set()
         check(await answering, seen_film(b"slow"), 1)
 
@@ -135,8 +117,8 @@ def seen_film(data: bytes) -> tuple[formulas.Seen, ...]:
 
 
 async def test_an_interrupted_turn_ends_and_the_next_one_is_answered():
-    async with house(interval_s=0.05, length=400) as (stub, _):
-        conversation = ConverseStream(stub)
+    async with house(interval_s=0.05, length=400) as standing:
+        conversation = ConverseStream(standing.stub)
         await conversation.send(turn=question(messages("Go on and on."), 1, 400))
         while not (await conversation.read()).HasField("chunk"):
             pass
@@ -158,8 +140,8 @@ async def test_an_interrupted_turn_ends_and_the_next_one_is_answered():
 
 
 async def test_generate_names_converse():
-    async with house() as (stub, _):
-        told = await refused(stub, question(with_parts(on_port(MICROPHONE)), 1))
+    async with house() as standing:
+        told = await refused(standing.stub, question(with_parts(on_port(MICROPHONE)), 1))
         assert (told.reason, told.fields) == ("BAD_REQUEST", ["thinker.messages.parts.port"])
         assert "Converse" in told.message
 
@@ -178,8 +160,8 @@ async def test_generate_names_converse():
     ids=["unknown", "of an output", "twice", "no type", "odd type", "type of live sound", "1 GiB as it says"],
 )
 async def test_a_turn_that_asks_badly_fails_before_anything_is_streamed(parts: list[stage_pb2.Part], field: str):
-    async with house() as (stub, _):
-        conversation = ConverseStream(stub)
+    async with house() as standing:
+        conversation = ConverseStream(standing.stub)
         with pytest.raises(TurnFailed) as told:
             await conversation.turn(question(with_parts(*parts), 1))
         assert (told.value.reason, told.value.failed.code) == ("BAD_REQUEST", grpc.StatusCode.INVALID_ARGUMENT.value[0])
@@ -188,8 +170,8 @@ async def test_a_turn_that_asks_badly_fails_before_anything_is_streamed(parts: l
 
 
 async def test_a_film_that_turns_out_too_large_fails_and_the_rest_of_it_is_passed_over():
-    async with house() as (stub, _):
-        conversation = ConverseStream(stub)
+    async with house() as standing:
+        conversation = ConverseStream(standing.stub)
         picture = on_port("media0", "image/png")
         with pytest.raises(TurnFailed) as told:
             await conversation.turn(question(with_parts(picture), 1), {"media0": zeros("media0", 64 << 20)})
@@ -225,10 +207,7 @@ BROKEN: dict[str, tuple[list[Event | None], str]] = {
     "a half-close in the middle": ([FILM_TURN, piece(), None], "HALF_CLOSED"),
     "more than there is room for": ([HURRIED, *(piece(n, n) for n in range(40))], "CREDIT_EXCEEDED"),
     "more bytes than a chunk has": ([FILM_TURN, piece(data=bytes(PIECE + 1))], "BAD_REQUEST"),
-    "credit for more ports than there can be": (
-        [FILM_TURN, *(Event(credit=stage_pb2.Credit(port=f"p{n}")) for n in range(65))],
-        "PROTOCOL",
-    ),
+    "credit for too many ports": ([FILM_TURN, *(Event(credit=stage_pb2.Credit(port=f"p{n}")) for n in range(65))], "PROTOCOL"),
 }
 
 
@@ -236,8 +215,8 @@ BROKEN: dict[str, tuple[list[Event | None], str]] = {
 async def test_who_breaks_the_rules_is_told(what: str):
     """Sent as soon as the first room is given, or at once."""
     events, reason = BROKEN[what]
-    async with house(interval_s=0.05) as (stub, _):
-        conversation = ConverseStream(stub)
+    async with house(interval_s=0.05) as standing:
+        conversation = ConverseStream(standing.stub)
         heard: list[omni_pb2.ConverseResponse] = []
         try:
             for event in events:
@@ -263,20 +242,20 @@ async def test_who_breaks_the_rules_is_told(what: str):
 
 async def test_who_sends_nothing_is_left():
     """With room and a port that waits; who waits between two turns is not."""
-    async with house(router={"stall_limit": 0.5}) as (stub, running):
-        conversation = ConverseStream(stub)
+    async with house(router={"stall_limit": 0.5}) as standing:
+        conversation = ConverseStream(standing.stub)
         await conversation.send(turn=question(with_parts(on_port("media0", "video/mp4")), 1))
         with pytest.raises(TurnFailed) as left:
             await conversation.answer()
         assert left.value.reason == "CLIENT_STALLED" and "media0" in left.value.failed.message
-        await all_free([local.address for local, _ in running])
+        await all_free(standing.addresses)
         check(await conversation.turn(question(messages("And now?"), 1)), ("u", "And now?"), 1)
 
 
 async def test_a_router_that_was_held_up_blames_no_client():
     """It was stopped for twice the time that a client has; what was sent meanwhile it has not read yet."""
-    async with house(router={"stall_limit": 0.5}) as (stub, running):
-        conversation = ConverseStream(stub)
+    async with house(router={"stall_limit": 0.5}) as standing:
+        conversation = ConverseStream(standing.stub)
         await conversation.send(turn=question(ASKED, 1))
         async with conversation.streaming(streams(random.Random(1))):
             for _ in range(3):
@@ -284,36 +263,29 @@ async def test_a_router_that_was_held_up_blames_no_client():
                 time.sleep(1.0)  # noqa: ASYNC251, the event loop is to be held up
             answer = await conversation.answer()
         check(answer, SEEN, 1)
-        await all_free([local.address for local, _ in running])
 
 
 async def test_who_reads_nothing_is_left():
     """Its answer fills the buffers; then the call ends, because nothing more can be written in it."""
-    async with (
-        local_chain({"samples_per_frame": 100_000}) as stages,
-        local_router({kind: stage.address for kind, stage in stages.items()}, stall_limit=0.5) as router,
-        omni_stub(router.address) as stub,
-    ):
-        conversation = ConverseStream(stub)
+    async with router_and_stages(toy_chain({"samples_per_frame": 100_000}), stall_limit=0.5) as standing:
+        conversation = ConverseStream(standing.stub)
         await conversation.send(turn=request("Say much.", 1))
         ended = {"pipeline": "toy", "reason": "CLIENT_STALLED"}
-        await until(lambda: router.registry.get_sample_value("omnistage_router_requests_total", ended))
+        await until(lambda: standing.router.registry.get_sample_value("omnistage_router_requests_total", ended))
         with pytest.raises(grpc.aio.AioRpcError) as left:
             await conversation.answer()
         assert refusal(left.value).reason == "CLIENT_STALLED"
-        await all_free([stage.address for stage in stages.values()])
 
 
 async def test_clients_that_vanish_in_the_middle_leave_nothing():
-    async with house() as (stub, running):
+    async with house() as standing:
         for moment in range(6):
-            conversation = ConverseStream(stub)
+            conversation = ConverseStream(standing.stub)
             await conversation.send(turn=question(ASKED, 1))
             async with conversation.streaming(streams(random.Random(moment))):
                 for _ in range(2 * moment):
                     await conversation.read()
                 conversation.call.cancel()
-        await all_free([local.address for local, _ in running])
 
 
 # Rules of Generate that hold here too ----------------------------------------------------------------------------------------------------
@@ -333,22 +305,21 @@ async def test_turns_are_counted_as_requests_are(steady: RouterAndStages):
 
 
 async def test_a_deadline_ends_the_call_and_frees_everything():
-    async with house() as (stub, running):
-        conversation = ConverseStream(stub, timeout_s=1)
+    async with house() as standing:
+        conversation = ConverseStream(standing.stub, timeout_s=1)
         await conversation.send(turn=question(with_parts(on_port("media0", "video/mp4")), 1))
         # The clock of the session may be a moment before that of the call: then the turn is told to have failed first.
         with pytest.raises((TurnFailed, grpc.aio.AioRpcError), match="DEADLINE"):
             await conversation.answer()
         assert await conversation.call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        await all_free([local.address for local, _ in running])
 
 
 async def test_a_turn_that_is_asked_again_is_answered_once():
     """By a client whose connection broke: the newer call has the answer."""
-    async with house() as (stub, _):
+    async with house() as standing:
         asked = question(with_parts(on_port("media0", "video/mp4")), 1)
         asked.request_id = "0123456789abcdef" * 2
-        older, newer = ConverseStream(stub), ConverseStream(stub)
+        older, newer = ConverseStream(standing.stub), ConverseStream(standing.stub)
         await older.send(turn=asked)
         while not (await older.read()).HasField("credit"):
             pass
@@ -359,18 +330,14 @@ async def test_a_turn_that_is_asked_again_is_answered_once():
 
 @pytest.mark.parametrize("running", [True, False], ids=["in a turn", "between two"])
 async def test_a_router_that_drains_finishes_turns_and_ends_conversations(running: bool):
-    async with (
-        local_chain({"interval_s": 0.02}) as stages,
-        local_router({kind: stage.address for kind, stage in stages.items()}) as router,
-        omni_stub(router.address) as stub,
-    ):
-        conversation = ConverseStream(stub)
+    async with router_and_stages(toy_chain({"interval_s": 0.02})) as standing:
+        conversation = ConverseStream(standing.stub)
         (await conversation.turn(request("How?", 1))).check_toy(1, "How?")
         if running:
             await conversation.send(turn=request("And now?", 2))
             await conversation.read()
         async with asyncio.TaskGroup() as group:
-            group.create_task(router.service.drain(30))
+            group.create_task(standing.router.service.drain(30))
             if running:
                 answer = WholeAnswer(started=omni_pb2.Started())
                 async for event in conversation.events():
@@ -387,8 +354,8 @@ async def test_a_router_that_drains_finishes_turns_and_ends_conversations(runnin
 @pytest.mark.parametrize("size", [1 << 20, 24 << 20], ids=["small", "large"])
 async def test_a_thinker_that_is_lost_while_it_is_sent_a_film(size: int):
     """The router sends what it still has to another Thinker. If more of a film is gone, the client has to send it again, and is told so."""
-    async with house(2) as (stub, running):
-        conversation = ConverseStream(stub)
+    async with house(2) as standing:
+        conversation = ConverseStream(standing.stub)
         held = asyncio.Event()
         held.set()
         sent = 0
@@ -403,9 +370,7 @@ async def test_a_thinker_that_is_lost_while_it_is_sent_a_film(size: int):
         asked = question(with_parts(on_port("media0", "video/mp4", size)), 1)
         answering = asyncio.create_task(conversation.turn(asked, {"media0": zeros("media0", size)}, pause))
         await until(lambda: not held.is_set())
-        ((busy, own),) = [(local, own) for local, own in running if is_busy(local)]
-        lost.add(busy.address)
-        await own.aclose()
+        await standing.end_busy("thinker")
         held.set()
         if size == 1 << 20:
             answer = await answering

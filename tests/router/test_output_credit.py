@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import grpc
@@ -13,32 +12,20 @@ import grpc.aio
 import pytest
 
 from helpers.ask import WholeAnswer, refusal, request
+from helpers.chain import RouterAndStages, router_and_stages
 from helpers.converse import ConverseStream
 from helpers.link import link_by, opening, route_to
-from helpers.servers import CHAIN, Local, all_free, is_busy, local_router, local_stage, omni_stub, toy_logic
+from helpers.servers import CHAIN, toy_logic
 from helpers.waiting import until_collected
 from omnistage.router.conversation import WINDOW, Intake
-from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
+from omnistage.v1 import omni_pb2, stage_pb2
 
 LENGTH = 40
 
-Running = dict[str, list[tuple[Local, AsyncExitStack]]]
-"""The replicas of each kind, each with the stack that ends it."""
 
-
-@asynccontextmanager
-async def house(replicas: int = 1, **settings: Any) -> AsyncIterator[tuple[omni_pb2_grpc.OmniServiceAsyncStub, Running]]:
-    """The toy chain behind a router, and the client's stub. settings: of the router."""
-    async with AsyncExitStack() as everything:
-        running: Running = {}
-        for kind in CHAIN:
-            for _ in range(replicas):
-                own = await everything.enter_async_context(AsyncExitStack())
-                local = await own.enter_async_context(local_stage(toy_logic(kind, {"max_chunk": 1})))
-                running.setdefault(kind, []).append((local, own))
-        addresses = [(kind, local.address) for kind, replicas_ in running.items() for local, _ in replicas_]
-        router = await everything.enter_async_context(local_router(addresses, **settings))
-        yield await everything.enter_async_context(omni_stub(router.address)), running
+def house(replicas: int = 1, **settings: Any) -> AbstractAsyncContextManager[RouterAndStages]:
+    """The toy chain behind a router. settings: of the router."""
+    return router_and_stages([toy_logic(kind, {"max_chunk": 1}) for kind in CHAIN for _ in range(replicas)], **settings)
 
 
 def question(seed: int) -> omni_pb2.GenerateRequest:
@@ -68,8 +55,8 @@ async def heard(conversation: ConverseStream, given: int) -> WholeAnswer:
 
 async def test_sound_comes_as_there_is_room_and_text_does_not_wait_for_it():
     """Two turns: room is counted over the whole conversation."""
-    async with house() as (stub, running):
-        conversation = ConverseStream(stub)
+    async with house() as standing:
+        conversation = ConverseStream(standing.stub)
         await conversation.send(credit=sound(0))
         given = 0
         for seed in (1, 2):
@@ -79,12 +66,11 @@ async def test_sound_comes_as_there_is_room_and_text_does_not_wait_for_it():
             given += len(answer.of("audio"))
             assert len(answer.of("audio")) > LENGTH
         assert await conversation.end() is grpc.StatusCode.OK
-        await all_free([local.address for replicas in running.values() for local, _ in replicas])
 
 
 async def test_without_any_room_said_the_router_grants_as_it_writes():
-    async with house() as (stub, _):
-        conversation = ConverseStream(stub)
+    async with house() as standing:
+        conversation = ConverseStream(standing.stub)
         await conversation.send(turn=question(1))
         (await conversation.answer()).check_toy(1, "How?", LENGTH)
         await conversation.send(credit=sound(1 << 40))
@@ -95,16 +81,15 @@ async def test_without_any_room_said_the_router_grants_as_it_writes():
 
 @pytest.mark.parametrize("lost", CHAIN)
 async def test_a_stage_that_is_lost_while_sound_waits_for_room_leaves_no_gap(lost: str):
-    async with house(2) as (stub, running):
-        conversation = ConverseStream(stub)
+    async with house(2) as standing:
+        conversation = ConverseStream(standing.stub)
         await conversation.send(credit=sound(3))
         await conversation.send(turn=question(1))
         answer = WholeAnswer()
         async for event in conversation.events():
             answer.take(event)
             if len(answer.of("audio")) == 3 and is_whole(answer, "text") and not answer.failovers:
-                (own,) = [own for local, own in running[lost] if is_busy(local)]
-                await own.aclose()
+                await standing.end_busy(lost)
                 await conversation.send(credit=sound(1000))
         answer.check_toy(1, "How?", LENGTH)
         assert [failover.kind for failover in answer.failovers] == [getattr(stage_pb2, f"STAGE_KIND_{lost.upper()}")]
@@ -112,8 +97,8 @@ async def test_a_stage_that_is_lost_while_sound_waits_for_room_leaves_no_gap(los
 
 @pytest.mark.parametrize(("given", "reason"), [(5, "HALF_CLOSED"), (1000, "OK")])
 async def test_who_half_closes_gives_no_more(given: int, reason: str):
-    async with house() as (stub, running):
-        conversation = ConverseStream(stub)
+    async with house() as standing:
+        conversation = ConverseStream(standing.stub)
         await conversation.send(credit=sound(given))
         await conversation.send(turn=question(1))
         await conversation.call.done_writing()
@@ -123,19 +108,18 @@ async def test_who_half_closes_gives_no_more(given: int, reason: str):
             with pytest.raises(grpc.aio.AioRpcError) as told:
                 await conversation.answer()
             assert refusal(told.value).reason == reason and "too little room for audio" in refusal(told.value).message
-        await all_free([local.address for replicas in running.values() for local, _ in replicas])
 
 
 async def test_who_gives_no_room_loses_its_place_to_one_who_waits():
-    async with house(max_sessions=1) as (stub, _):
-        conversation = ConverseStream(stub)
+    async with house(max_sessions=1) as standing:
+        conversation = ConverseStream(standing.stub)
         await conversation.send(credit=sound(1))
         await conversation.send(turn=question(1))
         answer = WholeAnswer()
         events = conversation.events()
         while not answer.of("audio"):
             answer.take(await anext(events))
-        (await ConverseStream(stub, key="another").turn(question(2))).check_toy(2, "How?", LENGTH)
+        (await ConverseStream(standing.stub, key="another").turn(question(2))).check_toy(2, "How?", LENGTH)
         with pytest.raises(Exception, match="CLIENT_STALLED"):
             async for event in events:
                 answer.take(event)

@@ -4,6 +4,7 @@ another."""
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -12,9 +13,9 @@ import pytest
 
 from helpers.ask import GenerateCall, ask, read, read_all, refused, request
 from helpers.ask import refusal as refusal_of
-from helpers.chain import RouterAndStages, addresses_of, good
+from helpers.chain import RouterAndStages, addresses_of, good, router_and_stages, toy_chain
 from helpers.converse import ConverseStream
-from helpers.servers import all_free, local_chain, local_router, local_stage, omni_stub, toy_logic
+from helpers.servers import all_free, local_router, local_stage, omni_stub, toy_logic
 from helpers.waiting import until
 from omnistage.v1 import stage_pb2
 from omnistage.wire.token import GATEWAY_HOST, GATEWAY_KEY, Token
@@ -24,33 +25,22 @@ LONG = {"max_tokens": 20_000, "ignore_eos": True}
 
 @pytest.mark.parametrize("stack", [{"max_sessions": 2, "client_share": 1}], indirect=True)
 async def test_a_router_whose_places_are_taken_says_so_at_once_and_when_to_come_again(stack: RouterAndStages):
-    long = request("long", 1, thinker={"max_tokens": 20_000, "ignore_eos": True})
-    running = [stack.stub.Generate(long, timeout=60) for _ in range(2)]
-    for call in running:
-        assert (await read(call)).HasField("started")
+    running = [await started(stack) for _ in range(2)]
     for _ in range(3):
         refusal = await refused(stack.stub, good(), timeout_s=10)
         assert (refusal.code, refusal.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
         assert refusal.retry_delay_s is not None and refusal.retry_delay_s > 0
-    for call in running:
-        call.cancel()
-    await all_free(stack.addresses)
+    await leave(stack, *running)
 
 
 async def test_a_full_stage_is_told_like_a_full_router():
-    async with (
-        local_chain(max_sessions=1) as stages,
-        local_router(addresses_of(stages), max_sessions=4) as router,
-        omni_stub(router.address) as stub,
-    ):
-        running = stub.Generate(request(thinker={"max_tokens": 20_000, "ignore_eos": True}), timeout=60)
-        assert (await read(running)).HasField("started")
-        refusal = await refused(stub, good())
+    async with router_and_stages(toy_chain(), stage={"max_sessions": 1}, max_sessions=4) as standing:
+        running = await started(standing)
+        refusal = await refused(standing.stub, good())
         assert (refusal.code, refusal.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
         assert refusal.retry_delay_s
-        running.cancel()
-        await all_free(list(addresses_of(stages).values()))
-        (await ask(stub, good())).check_toy(5, "good")
+        await leave(standing, running)
+        (await ask(standing.stub, good())).check_toy(5, "good")
 
 
 def by(key: str) -> list[tuple[str, str]]:
@@ -63,6 +53,13 @@ async def started(stack: RouterAndStages, key: str = "", request_id: str = "") -
     call = stack.stub.Generate(request("long", 1, thinker=LONG, request_id=request_id), timeout=60, metadata=by(key) if key else ())
     assert (await read(call)).HasField("started")
     return call
+
+
+async def leave(stack: RouterAndStages, *running: GenerateCall) -> None:
+    """Cancel these answers, and see that nothing is left of them."""
+    for call in running:
+        call.cancel()
+    await all_free(stack.addresses)
 
 
 OF_STACK = Token("s" * 32)
@@ -82,47 +79,29 @@ async def test_one_host_cannot_hold_all_places_whatever_keys_it_invents(stack: R
         assert refusal.reason == "OVERLOADED" and refusal.retry_delay_s
     for metadata in (behind("other"), behind("third", "greedy-0"), behind("fourth", "mine")):
         (await ask(stack.stub, good(), metadata=metadata)).check_toy(5, "good")
-    for call in running:
-        call.cancel()
-    await all_free(stack.addresses)
+    await leave(stack, *running)
 
 
-@pytest.mark.parametrize("stack", [{"max_sessions": 4}], indirect=True)
-async def test_who_shares_a_host_with_a_greedy_client_gets_its_next_place(stack: RouterAndStages):
-    running = [await started(stack, "greedy") for _ in range(3)]
-    waiting = asyncio.create_task(ask(stack.stub, good(), metadata=by("other")))
-    await until(lambda: stack.router.registry.get_sample_value("omnistage_router_waiting") == 1)
-    running.pop().cancel()
-    (await waiting).check_toy(5, "good")
-    for call in running:
-        call.cancel()
-    await all_free(stack.addresses)
-
-
-@pytest.mark.parametrize("stack", [{"max_sessions": 2, "client_share": 1}], indirect=True)
-async def test_another_client_gets_the_next_place_that_becomes_free(stack: RouterAndStages):
-    running = [await started(stack, "greedy") for _ in range(2)]
+@pytest.mark.parametrize(
+    ("stack", "count"), [({"max_sessions": 4}, 3), ({"max_sessions": 2, "client_share": 1}, 2)], indirect=["stack"], ids=["half", "all"]
+)
+async def test_who_shares_a_host_with_a_greedy_client_gets_its_next_place(stack: RouterAndStages, count: int):
+    """Whether the greedy one may have half of all places or all of them."""
+    running = [await started(stack, "greedy") for _ in range(count)]
     waiting = asyncio.create_task(ask(stack.stub, good(), metadata=by("other")))
     await until(lambda: stack.router.registry.get_sample_value("omnistage_router_waiting") == 1)
     running.pop().cancel()
     answer = await waiting
     answer.check_toy(5, "good")
     assert answer.usage is not None and answer.usage.queued.ToTimedelta().total_seconds() > 0
-    running.pop().cancel()
-    await all_free(stack.addresses)
+    await leave(stack, *running)
 
 
 async def test_a_client_that_does_not_read_loses_its_place_to_one_that_waits():
     """Long before its stall limit, and only then."""
-    options = {"samples_per_frame": 24_000, "max_chunk": 1}
-    async with (
-        local_chain(options) as stages,
-        local_router(addresses_of(stages), max_sessions=1, stall_limit=600) as router,
-        omni_stub(router.address) as stub,
-        omni_stub(router.address) as other,
-    ):
-        call = stub.Generate(request("all of it", 1, thinker=LONG), timeout=100, metadata=by("deaf"))
-        assert (await read(call)).HasField("started")
+    chain = toy_chain({"samples_per_frame": 24_000, "max_chunk": 1})
+    async with router_and_stages(chain, max_sessions=1, stall_limit=600) as standing, omni_stub(standing.router.address) as other:
+        call = await started(standing, "deaf")
         answer = None
         async with asyncio.timeout(60):
             while answer is None:
@@ -136,38 +115,29 @@ async def test_a_client_that_does_not_read_loses_its_place_to_one_that_waits():
                 pass
         told = refusal_of(raised.value)
         assert (told.code, told.reason) == (grpc.StatusCode.CANCELLED, "CLIENT_STALLED")
-        await all_free([stage.address for stage in stages.values()])
 
 
 async def test_two_clients_with_one_request_id_do_not_end_each_other(stack: RouterAndStages):
     async with omni_stub(stack.router.address) as another_connection:
-        stranger = RouterAndStages(stack.stages, stack.router, another_connection)
-        running = [
-            await started(stack, "one", "1"),
-            await started(stack, "two", "1"),
-            await started(stack, "", "1"),
-            await started(stranger, "", "1"),
-        ]
+        running = [await started(stack, key, "1") for key in ("one", "two", "")]
+        running.append(await started(replace(stack, stub=another_connection), "", "1"))
         for call in running:
             for _ in range(5):
                 assert (await read(call)).HasField("chunk")
-        for call in running:
-            call.cancel()
-    await all_free(stack.addresses)
+        await leave(stack, *running)
 
 
 @pytest.mark.parametrize(("key", "request_id"), [("mine", "1"), ("", "0123456789abcdef0123456789abcdef")], ids=["key", "long id"])
 async def test_a_client_that_comes_back_over_another_connection_takes_its_request_over(stack: RouterAndStages, key: str, request_id: str):
     async with omni_stub(stack.router.address) as another_connection:
         older = await started(stack, key, request_id)
-        newer = await started(RouterAndStages(stack.stages, stack.router, another_connection), key, request_id)
+        newer = await started(replace(stack, stub=another_connection), key, request_id)
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             async for _ in read_all(older):
                 pass
         assert refusal_of(raised.value).reason == "SUPERSEDED"
         assert (await read(newer)).HasField("chunk")
-        newer.cancel()
-    await all_free(stack.addresses)
+        await leave(stack, newer)
 
 
 async def test_the_places_are_those_of_the_scarcest_stage_with_all_its_replicas():
@@ -187,8 +157,7 @@ async def test_the_places_are_those_of_the_scarcest_stage_with_all_its_replicas(
 
 
 async def test_a_draining_router_finishes_and_refuses(stack: RouterAndStages):
-    running = stack.stub.Generate(request("run", 2, thinker={"max_tokens": 600, "ignore_eos": True}), timeout=60)
-    assert (await read(running)).HasField("started")
+    running = await started(stack)
     async with local_router(addresses_of(stack.stages)) as other, omni_stub(other.address) as stub:
         call = stub.Generate(request("run", 2, thinker={"max_tokens": 600, "ignore_eos": True}), timeout=60)
         assert (await read(call)).HasField("started")
@@ -216,17 +185,11 @@ async def test_two_keys_share_no_prompts_that_were_computed_and_no_key_is_told()
 
     logic.prepare = noting  # type: ignore[assignment, method-assign]
     asked = request("good", 5, outputs=["text"], conversation_id="same", request_id="same")
-    async with (
-        local_stage(logic) as thinker,
-        local_stage(toy_logic("talker")) as talker,
-        local_stage(toy_logic("code2wav")) as code2wav,
-        local_router({"thinker": thinker.address, "talker": talker.address, "code2wav": code2wav.address}) as router,
-        omni_stub(router.address) as stub,
-    ):
+    async with router_and_stages(toy_chain(None, logic)) as standing:
         for key in ("one", "two", ""):
             for _ in range(2):
-                (await ask(stub, asked, metadata=by(key) if key else ())).check_toy(5, "good")
-            conversation = ConverseStream(stub, key=key)
+                (await ask(standing.stub, asked, metadata=by(key) if key else ())).check_toy(5, "good")
+            conversation = ConverseStream(standing.stub, key=key)
             (await conversation.turn(asked)).check_toy(5, "good")
             assert await conversation.end() == grpc.StatusCode.OK
     one, two, nobody = scopes[:3], scopes[3:6], scopes[6:]
