@@ -7,7 +7,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -116,25 +116,20 @@ def named_modules(text: str, dotted: str, is_package: bool = False) -> tuple[tup
     return tuple(sorted(modules, key=lambda module: (module[1], module[0])))
 
 
-def imports(source: str, dotted: str, place: str, *, is_package: bool = False) -> Iterator[FoundImport]:
+def imports(source: str, dotted: str, place: str, *, is_package: bool = False) -> list[FoundImport]:
     """The imports of a source text."""
-    package = dotted.split(".")[1]
-    for module, line, in_function in named_modules(source, dotted, is_package):
-        yield FoundImport(package, module, f"{place}:{line}", in_function)
+    found = named_modules(source, dotted, is_package)
+    return [FoundImport(dotted.split(".")[1], module, f"{place}:{line}", in_function) for module, line, in_function in found]
 
 
+@cache
 def all_imports() -> list[FoundImport]:
     """The imports of all our source files."""
-    return [
-        found
-        for path, dotted in sources().items()
-        for found in imports(
-            path.read_text(encoding="utf-8"),
-            dotted.removesuffix(".__init__"),
-            str(path.relative_to(ROOT)),
-            is_package=path.name == "__init__.py",
-        )
-    ]
+    found = list[FoundImport]()
+    for path, dotted in sources().items():
+        name, place = dotted.removesuffix(".__init__"), str(path.relative_to(ROOT))
+        found += imports(path.read_text(encoding="utf-8"), name, place, is_package=name != dotted)
+    return found
 
 
 def forbidden(found: FoundImport) -> bool:
@@ -174,12 +169,6 @@ def test_every_package_is_in_the_table() -> None:
     assert USED.keys() == ALLOWED.keys()
 
 
-def test_what_a_package_imports_is_declared_for_it() -> None:
-    assert (
-        sorted({f"{found.place} imports {found.module}" for found in all_imports() if undeclared(found.module, USED[found.package])}) == []
-    )
-
-
 def test_what_tests_tools_benchmarks_and_examples_import_is_declared_somewhere() -> None:
     ours = {"benchmarks", "tools"} | {path.stem for path in (ROOT / "tests").iterdir()}
     found = {
@@ -214,27 +203,26 @@ def test_connections_are_made_in_one_place() -> None:
     assert {dotted for path, dotted in sources().items() if CONNECTS.search(path.read_text(encoding="utf-8"))} == CONNECTING
 
 
-def test_packages_import_along_allowed_edges_only() -> None:
-    assert [f"{found.place} imports {found.module}" for found in all_imports() if forbidden(found)] == []
-
-
 @pytest.mark.parametrize(
-    "source",
+    ("source", "is_forbidden"),
     [
-        "import omnistage.stage.server",
-        "from omnistage.models import registry",
-        "from omnistage import stage",
-        "from ..stage import server",
-        "from .. import stage",
-        "def f():\n    from omnistage.stage import server",
-        "if TYPE_CHECKING:\n    import omnistage.cli",
-        "importlib.import_module('omnistage.stage')",
+        ("import omnistage.stage.server", True),
+        ("from omnistage.models import registry", True),
+        ("from omnistage import stage", True),
+        ("from ..stage import server", True),
+        ("from .. import stage", True),
+        ("def f():\n    from omnistage.stage import server", True),
+        ("if TYPE_CHECKING:\n    import omnistage.cli", True),
+        ("importlib.import_module('omnistage.stage')", True),
+        ("from . import errors\nfrom .errors import LinkError", False),
+        ("from ..connector import arena\nfrom omnistage.v1 import stage_pb2", False),
     ],
 )
-def test_a_forbidden_edge_is_seen_in_every_spelling(source: str) -> None:
-    assert [found for found in imports(source, "omnistage.link.channels", "x.py") if forbidden(found)]
+def test_a_forbidden_edge_is_seen_in_every_spelling_and_others_pass(source: str, is_forbidden: bool) -> None:
+    assert any(map(forbidden, imports(source, "omnistage.link.channels", "x.py"))) == is_forbidden
 
 
+@cache
 def families() -> set[str]:
     """The folders of omnistage.models that hold a family."""
     return {model.loader.split(".")[2] for family in FAMILIES.values() for model in family.models.values()}
@@ -256,58 +244,54 @@ def _place_among_families(parts: Sequence[str], families: set[str]) -> tuple[str
     return own[0] if own and own[0] in families else "", is_maker
 
 
-def test_no_family_imports_another_one() -> None:
+@pytest.mark.parametrize(
+    ("place", "module", "is_sister"),
+    [
+        ("new/talker", "old.talker", True),
+        ("new/wave/trial", "old", True),
+        ("speech/talker", "old.ports", True),
+        ("media/decoder", "new", True),
+        ("registry", "old.loading", True),
+        ("hub", "old.family.OLD", True),
+        ("tiny/makers", "tiny.old.checkpoint", True),
+        ("tiny/new/tokenizer", "tiny.old.tokenizer", True),
+        ("tiny/new/sizes", "old.config", True),
+        ("new/loading", "tiny.new.sizes", True),
+        ("new/talker", "new.ports", False),
+        ("new/talker", "speech.talker", False),
+        ("tiny/new/checkpoint", "new.quiet", False),
+        ("tiny/new/checkpoint", "tiny.new.sizes", False),
+        ("tiny/new/checkpoint", "tiny.makers", False),
+        ("renew/talker", "renew.ports", False),
+        ("registry", "old.family.OLD", False),
+    ],
+)
+def test_what_belongs_to_a_sister_is_seen_and_what_is_shared_passes(place: str, module: str, is_sister: bool) -> None:
+    one = FoundImport("models", f"omnistage.models.{module}", f"models/omnistage/models/{place}.py:1", in_function=False)
+    assert is_of_a_sister(one, {"old", "new"}) == is_sister
+
+
+def is_heavy(found: FoundImport) -> bool:
+    """Whether the connector imports a library that it has no need for, or torch outside of a function."""
+    library = found.module.split(".")[0]
+    return library not in sys.stdlib_module_names | {"omnistage"} | CONNECTOR_LIBRARIES and not (library == "torch" and found.in_function)
+
+
+FORBIDDEN: dict[str, Callable[[FoundImport], bool]] = {
+    "along an edge that is not in the table": forbidden,
+    "of what is not declared for it": lambda one: undeclared(one.module, USED[one.package]),
+    "of another family": lambda one: one.package == "models" and is_of_a_sister(one, families()),
+    # An old place is kept for families of other packages alone; ours import a name from its own module.
+    "from an old place": lambda one: one.module.startswith("omnistage.models.common"),
+    "of a large library by the connector": lambda one: one.package == "connector" and is_heavy(one),
+    "of gRPC or protobuf by the engine": lambda one: one.package == "engine" and one.module.split(".")[0] in ("grpc", "google"),
+}
+
+
+@pytest.mark.parametrize("kind", FORBIDDEN)
+def test_nothing_is_imported_that_is_forbidden(kind: str) -> None:
     assert {"qwen2_5_omni", "diffusers", "smol", "toy"} <= families()
-    assert [
-        f"{one.place} imports {one.module}" for one in all_imports() if one.package == "models" and is_of_a_sister(one, families())
-    ] == []
-
-
-@pytest.mark.parametrize(
-    ("place", "module"),
-    [
-        ("new/talker", "old.talker"),
-        ("new/wave/trial", "old"),
-        ("speech/talker", "old.ports"),
-        ("media/decoder", "new"),
-        ("registry", "old.loading"),
-        ("hub", "old.family.OLD"),
-        ("tiny/makers", "tiny.old.checkpoint"),
-        ("tiny/new/tokenizer", "tiny.old.tokenizer"),
-        ("tiny/new/sizes", "old.config"),
-        ("new/loading", "tiny.new.sizes"),
-    ],
-)
-def test_what_belongs_to_a_sister_is_seen(place: str, module: str) -> None:
-    one = FoundImport("models", f"omnistage.models.{module}", f"models/omnistage/models/{place}.py:1", in_function=False)
-    assert is_of_a_sister(one, {"old", "new"})
-
-
-@pytest.mark.parametrize(
-    ("place", "module"),
-    [
-        ("new/talker", "new.ports"),
-        ("new/talker", "speech.talker"),
-        ("tiny/new/checkpoint", "new.quiet"),
-        ("tiny/new/checkpoint", "tiny.new.sizes"),
-        ("tiny/new/checkpoint", "tiny.makers"),
-        ("renew/talker", "renew.ports"),
-        ("registry", "old.family.OLD"),
-    ],
-)
-def test_what_is_shared_and_what_is_its_own_passes(place: str, module: str) -> None:
-    one = FoundImport("models", f"omnistage.models.{module}", f"models/omnistage/models/{place}.py:1", in_function=False)
-    assert not is_of_a_sister(one, {"old", "new"})
-
-
-def test_old_places_are_for_others() -> None:
-    """An old place is kept for families of other packages alone; ours import a name from its own module."""
-    assert [f"{one.place} imports {one.module}" for one in all_imports() if one.module.startswith("omnistage.models.common")] == []
-
-
-def test_own_modules_and_allowed_edges_pass() -> None:
-    source = "from . import errors\nfrom .errors import LinkError\nfrom ..connector import arena\nfrom omnistage.v1 import stage_pb2"
-    assert [found for found in imports(source, "omnistage.link.channels", "x.py") if forbidden(found)] == []
+    assert sorted({f"{found.place} imports {found.module}" for found in all_imports() if FORBIDDEN[kind](found)}) == []
 
 
 def module_graph(texts: Mapping[str, str]) -> dict[str, set[str]]:
@@ -363,18 +347,6 @@ def test_modules_that_import_each_other_are_seen_in_every_spelling(back: str) ->
     assert circle(module_graph({**texts, "omnistage.x.c": "import os"})) == []
     found = circle(module_graph({**texts, "omnistage.x.c": back}))
     assert found[0] == found[-1] and {*found} == {"omnistage.x.a", "omnistage.x.b", "omnistage.x.c"}
-
-
-def test_connector_needs_few_libraries_and_torch_only_inside_functions() -> None:
-    standard = sys.stdlib_module_names | {"omnistage"}
-    for found in all_imports():
-        library = found.module.split(".")[0]
-        if found.package == "connector" and library not in standard | CONNECTOR_LIBRARIES:
-            assert library == "torch" and found.in_function, f"{found.place} imports {found.module}"
-
-
-def test_engine_knows_no_grpc_and_no_protobuf() -> None:
-    assert [found.place for found in all_imports() if found.package == "engine" and found.module.split(".")[0] in ("grpc", "google")] == []
 
 
 def test_light_packages_run_without_torch() -> None:
