@@ -139,7 +139,8 @@ async def test_a_client_that_leaves(steady: RouterAndStages, lines: list[Line]) 
 
 async def test_an_answer_that_takes_too_long(lines: list[Line]) -> None:
     async with router_and_stages(toy_chain({"interval_s": 0.002}), session_limit=0.4) as standing:
-        await refused(standing.stub, request("tell nobody", thinker=LONG))
+        refusal = await refused(standing.stub, request("tell nobody", thinker=LONG))
+        assert (refusal.code, refusal.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE")
         assert the_end(lines, "answer.done", "DEADLINE")["message"]
 
 

@@ -6,28 +6,23 @@ import asyncio
 import math
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
+from prometheus_client.samples import Sample
 
 from helpers import lengths
-from helpers.ask import ask, read, refused, request
-from helpers.chain import RouterAndStages, good
+from helpers.ask import ask, refused, request
+from helpers.chain import RouterAndStages, good, router_and_stages, toy_chain
 from helpers.run import messages
 from helpers.servers import (
     CHAIN,
     Local,
     all_free,
     family_logic,
-    is_free,
-    local_router,
-    local_stage,
-    omni_stub,
     toy_logic,
-    watch_until,
 )
 from omnistage.models.toy import formulas
 from omnistage.router.pipeline import PipelineFile, StageSpec, load_pipeline
@@ -82,9 +77,12 @@ async def test_text_alone_uses_the_thinker_alone(stack: RouterAndStages):
     assert {kind: after[kind] - before[kind] for kind in after} == {"thinker": 1, "talker": 0, "code2wav": 0}
 
 
+def _samples(server: Local) -> list[Sample]:
+    return [sample for family in server.registry.collect() for sample in family.samples]
+
+
 def _sessions_ended(stage: Local) -> float:
-    families = {family.name: family for family in stage.registry.collect()}
-    return sum(sample.value for sample in families["omnistage_stage_sessions"].samples if sample.name.endswith("_total"))
+    return sum(sample.value for sample in _samples(stage) if sample.name == "omnistage_stage_sessions_total")
 
 
 async def test_sound_alone_leaves_the_text_out(stack: RouterAndStages):
@@ -117,33 +115,19 @@ async def test_verbatim_text_is_said_as_it_is(stack: RouterAndStages):
 async def test_times_to_the_first_text_and_sound_are_measured(stack: RouterAndStages):
     await ask(stack.stub, request("hm", 3))
     await ask(stack.stub, request("hm", 3, outputs=["text"]))
-    counts = {
-        sample.name: sample.value
-        for family in stack.router.registry.collect()
-        for sample in family.samples
-        if sample.name.endswith("_count")
-    }
-    assert counts == {
-        "omnistage_router_ttft_seconds_count": 2,
-        "omnistage_router_ttfa_seconds_count": 1,
-        "omnistage_router_rtf_count": 1,
-        "omnistage_router_queue_seconds_count": 2,
-        "omnistage_router_request_seconds_count": 2,
-    }
+    counts = {sample.name: sample.value for sample in _samples(stack.router) if sample.name.endswith("_count")}
+    times = {"ttft_seconds": 2, "ttfa_seconds": 1, "rtf": 1, "queue_seconds": 2, "request_seconds": 2}
+    assert counts == {f"omnistage_router_{name}_count": count for name, count in times.items()}
 
 
 async def test_metrics_tell_which_pipeline_has_which_models(stack: RouterAndStages):
     """So a dashboard finds the stages' own metrics, which have labels `stage` and `model`, from those of a pipeline."""
     await ask(stack.stub, request("hm", 3))
-    replicas = {
-        tuple(sample.labels[name] for name in ("pipeline", "stage", "model", "state")): sample.value
-        for family in stack.router.registry.collect()
-        for sample in family.samples
-        if sample.name == "omnistage_router_replicas"
-    }
-    kinds = ("thinker", "talker", "code2wav")
+    labels = ("pipeline", "stage", "model", "state")
+    counted = [sample for sample in _samples(stack.router) if sample.name == "omnistage_router_replicas"]
+    replicas = {tuple(map(sample.labels.get, labels)): sample.value for sample in counted}
     states = {"serving": 1, "draining": 0, "lost": 0, "starting": 0}
-    assert replicas == {("toy", kind, f"toy-{kind}", state): count for kind in kinds for state, count in states.items()}
+    assert replicas == {("toy", kind, f"toy-{kind}", state): count for kind in CHAIN for state, count in states.items()}
     ended = {"pipeline": "toy", "reason": "OK"}
     assert (stack.router.registry.get_sample_value("omnistage_router_requests_total", ended) or 0) >= 1
 
@@ -156,11 +140,8 @@ async def test_list_models(stack: RouterAndStages):
 
 async def test_list_replicas(stack: RouterAndStages):
     replicas = (await stack.stub.ListReplicas(omni_pb2.ListReplicasRequest(), timeout=10)).replicas
-    assert [(replica.pipeline, replica.kind, replica.model) for replica in replicas] == [
-        ("toy", 1, "toy-thinker"),
-        ("toy", 2, "toy-talker"),
-        ("toy", 3, "toy-code2wav"),
-    ]
+    expected = [("toy", number, f"toy-{kind}") for number, kind in enumerate(CHAIN, 1)]
+    assert [(replica.pipeline, replica.kind, replica.model) for replica in replicas] == expected
     assert [replica.address for replica in replicas] == stack.addresses
     assert all(replica.state == omni_pb2.REPLICA_STATE_SERVING and replica.pid for replica in replicas)
 
@@ -170,6 +151,10 @@ async def test_list_replicas(stack: RouterAndStages):
 
 def _thinker(**fields: object) -> omni_pb2.GenerateRequest:
     return request(thinker=fields)
+
+
+def _said(role: str, part: stage_pb2.Part) -> omni_pb2.GenerateRequest:
+    return _thinker(messages=[stage_pb2.Message(role=role, parts=[part])])
 
 
 def _sampling(**fields: object) -> omni_pb2.GenerateRequest:
@@ -191,13 +176,10 @@ BAD_REQUESTS = [
     (request(""), "thinker.messages"),
     (request(" \n\t "), "thinker.messages"),
     (_thinker(messages=[]), "thinker.messages"),
-    (_thinker(messages=[stage_pb2.Message(role="robot", parts=[stage_pb2.Part(text="x")])]), "thinker.messages.role"),
-    (_thinker(messages=[stage_pb2.Message(role="system", parts=[stage_pb2.Part(text="x")])]), "thinker.messages"),
-    (_thinker(messages=[stage_pb2.Message(role="user", parts=[stage_pb2.Part(port="x")])]), "thinker.messages.parts.port"),
-    (
-        _thinker(messages=[stage_pb2.Message(role="user", parts=[stage_pb2.Part(media=stage_pb2.Media())])]),
-        "thinker.messages.parts.media.media_type",
-    ),
+    (_said("robot", stage_pb2.Part(text="x")), "thinker.messages.role"),
+    (_said("system", stage_pb2.Part(text="x")), "thinker.messages"),
+    (_said("user", stage_pb2.Part(port="x")), "thinker.messages.parts.port"),
+    (_said("user", stage_pb2.Part(media=stage_pb2.Media())), "thinker.messages.parts.media.media_type"),
     (_thinker(messages=messages("x") * 1025), "thinker.messages"),
     (request("x" * ((1 << 20) + 1)), "thinker.messages"),
     (_thinker(max_tokens=32769), "thinker.max_tokens"),
@@ -238,6 +220,7 @@ BAD_REQUESTS = [
     (_resume(port="text", seq=1, first=1), "resume.history"),
     (_resume(port="audio", seq=0, first=7), "resume.positions"),
     (_resume(port="audio", seq=0, ended=True), "resume.positions"),
+    (request(resume=stage_pb2.Resume(history=[chunk_pb2.Chunk(port="codes")])), "resume"),
 ]
 
 
@@ -283,14 +266,11 @@ async def test_the_largest_request_that_a_router_takes_reaches_the_stage(most: i
     part.media.data = bytes(most - 256)
     part.media.data += bytes(most - asked.ByteSize())
     assert asked.ByteSize() == most
-    async with (
-        local_stage(family_logic("toy-omni", "thinker"), max_message_bytes=most) as thinker,
-        local_router({"thinker": thinker.address}, SEEING, max_message_bytes=most) as router,
-        omni_stub(router.address) as stub,
-    ):
-        refusal = await refused(stub, asked)
+    room = {"max_message_bytes": most}
+    async with router_and_stages([family_logic("toy-omni", "thinker")], SEEING, stage=room, **room) as standing:
+        refusal = await refused(standing.stub, asked)
         assert (refusal.reason, refusal.fields) == ("BAD_REQUEST", ["thinker.messages.parts.media"])
-        answer = await ask(stub, good())
+        answer = await ask(standing.stub, good())
         answer.check_whole()
         assert answer.text()
 
@@ -305,28 +285,11 @@ async def test_the_clients_deadline_ends_the_work_everywhere(stack: RouterAndSta
     await all_free(stack.addresses)
 
 
-@pytest.mark.parametrize("stack", [{"session_limit": 3.0}], indirect=True)
-async def test_the_router_has_a_deadline_of_its_own(stack: RouterAndStages):
-    refusal = await refused(stack.stub, request(thinker={"max_tokens": 20_000, "ignore_eos": True}))
-    assert (refusal.code, refusal.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE")
-
-
-async def test_a_client_that_goes_away_ends_the_work_everywhere(stack: RouterAndStages):
-    call = stack.stub.Generate(request(thinker={"max_tokens": 20_000, "ignore_eos": True}), timeout=60)
-    assert (await read(call)).HasField("started")
-    for address in stack.addresses:
-        await watch_until(address, lambda report: report.sessions == 1)
-    call.cancel()
-    for address in stack.addresses:
-        await watch_until(address, is_free)
-
-
 class NotedRuns(grpc.aio.ServerInterceptor):
-    """Notes down with how much time and what metadata a `Run` came in."""
+    """Notes down with how much time and what metadata each `Run` came in."""
 
     def __init__(self) -> None:
-        self.remaining: float | None = None
-        self.metadata: dict[str, str] = {}
+        self.runs: list[tuple[float | None, dict[str, str]]] = []
 
     async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Any:
         handler = await continuation(details)
@@ -334,8 +297,7 @@ class NotedRuns(grpc.aio.ServerInterceptor):
             return handler
 
         async def run(requests: object, context: grpc.aio.ServicerContext[stage_pb2.RunRequest, stage_pb2.RunResponse]) -> None:
-            self.remaining = context.time_remaining()
-            self.metadata = {key: str(value) for key, value in context.invocation_metadata() or ()}
+            self.runs.append((context.time_remaining(), {key: str(value) for key, value in context.invocation_metadata() or ()}))
             await handler.stream_stream(requests, context)
 
         return grpc.stream_stream_rpc_method_handler(run, handler.request_deserializer, handler.response_serializer)
@@ -343,21 +305,18 @@ class NotedRuns(grpc.aio.ServerInterceptor):
 
 async def test_deadline_and_trace_reach_every_stage():
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    seen = {kind: NotedRuns() for kind in CHAIN}
-    async with AsyncExitStack() as servers:
-        stages = {
-            kind: (await servers.enter_async_context(local_stage(toy_logic(kind), interceptors=[seen[kind]]))).address for kind in CHAIN
-        }
-        router = await servers.enter_async_context(local_router(stages))
-        stub = await servers.enter_async_context(omni_stub(router.address))
-        await ask(stub, good(), timeout_s=17, metadata=[("traceparent", trace), ("tracestate", "a=b"), ("authorization", "secret")])
-        for stage in seen.values():
-            assert stage.remaining is not None and 0 < stage.remaining <= 17 * 1.05  # gRPC rounds it up on the wire
-            assert (stage.metadata["traceparent"], stage.metadata["tracestate"]) == (trace, "a=b")
-            assert "authorization" not in stage.metadata
-        await ask(stub, good())
-        made = {stage.metadata["traceparent"] for stage in seen.values()}
-        assert len(made) == 1 and re.fullmatch(r"00-[0-9a-f]{32}-[0-9a-f]{16}-01", made.pop())
+    seen = NotedRuns()
+    async with router_and_stages(toy_chain(), stage={"interceptors": [seen]}) as standing:
+        context = [("traceparent", trace), ("tracestate", "a=b"), ("authorization", "secret")]
+        await ask(standing.stub, good(), timeout_s=17, metadata=context)
+        assert len(seen.runs) == len(CHAIN)
+        for remaining_s, metadata in seen.runs:
+            assert remaining_s is not None and 0 < remaining_s <= 17 * 1.05  # gRPC rounds it up on the wire
+            assert (metadata["traceparent"], metadata["tracestate"]) == (trace, "a=b")
+            assert "authorization" not in metadata
+        await ask(standing.stub, good())
+        (new,) = {metadata["traceparent"] for _, metadata in seen.runs[len(CHAIN) :]}
+        assert new != trace and re.fullmatch(r"00-[0-9a-f]{32}-[0-9a-f]{16}-01", new)
 
 
 # Drawing -------------------------------------------------------------------------------------------------------------------------------
@@ -388,15 +347,10 @@ PICTURES = [
 
 @pytest.fixture
 async def painter() -> AsyncIterator[omni_pb2_grpc.OmniServiceAsyncStub]:
-    async with (
-        local_stage(toy_logic("diffusion")) as stage,
-        local_router({"diffusion": stage.address}, load_pipeline("toy-picture")) as router,
-        omni_stub(router.address) as stub,
-    ):
-        yield stub
-        answer = await ask(stub, omni_pb2.GenerateRequest(seed=1, diffusion=stage_pb2.DiffusionParams(prompt="a hill")))
+    async with router_and_stages([toy_logic("diffusion")], load_pipeline("toy-picture")) as standing:
+        yield standing.stub
+        answer = await ask(standing.stub, omni_pb2.GenerateRequest(seed=1, diffusion=stage_pb2.DiffusionParams(prompt="a hill")))
         assert [chunk.count for chunk in answer.of("image")] == [1, 0]
-        await all_free([stage.address])
 
 
 @pytest.mark.parametrize(("fields", "field"), PICTURES, ids=lambda value: value if isinstance(value, str) else "")
