@@ -1,4 +1,4 @@
-"""`omnistage serve --config`: file < variable < command line, and what --print-config says of it."""
+"""`omnistage serve --config`: file < variable < command line, and what --print-config says of it; and the token in the environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ import yaml
 from helpers.command import omnistage
 from helpers.output import refusal
 from omnistage.cli.main import app
+from omnistage.cli.stack import resources
 from omnistage.cli.stack.launch import OF_THE_CALL, UNSET
+from omnistage.client.routers import KEY_VARIABLE as KEY_VARIABLE
+from omnistage.host.settings import ServerSettings
+from omnistage.host.token import FILE_VARIABLE, make_file, new_token, read_token
+from omnistage.wire.token import GATEWAY_VARIABLE, VARIABLE
 
 STACK = """
 pipeline: toy
@@ -175,3 +180,32 @@ def test_a_value_for_all_may_stand_beside_one_for_a_stage(tmp_path: Path) -> Non
     assert printed("--config", str(tmp_path / "stack.yaml")) == first
     (tmp_path / "words.yaml").write_text("replicas: [talker=2, thinker=1]")
     assert printed("--config", str(tmp_path / "words.yaml"))["replicas"] == {"talker": 2, "thinker": 1}
+
+
+# Tokens
+
+
+def test_a_new_token_is_one_that_a_server_reads_and_the_key_of_a_client_is_not_for_servers() -> None:
+    found = resources.with_token({KEY_VARIABLE: "secret", "HOME": "/root"})
+    assert set(found) == {"HOME", VARIABLE} and found["HOME"] == "/root" and read_token("", found) is not None
+    given = {VARIABLE: new_token().secret}
+    assert resources.with_token({**given, KEY_VARIABLE: "secret"}) == resources.with_token(given) == given
+
+
+def test_a_gateway_has_its_own_token_and_not_that_of_the_stages(tmp_path: Path) -> None:
+    token, file = new_token(), tmp_path / "token"
+    assert make_file(file, token)
+    expected = {"HOME": "/root", GATEWAY_VARIABLE: token.for_gateway().secret}
+    foreign = {"HOME": "/root", f"{GATEWAY_VARIABLE}_FILE": "of another stack"}
+    assert resources.gateway_environment({**foreign, VARIABLE: token.secret}) == expected
+    assert resources.gateway_environment({**foreign, FILE_VARIABLE: str(file)}) == expected
+    assert token.secret not in str(expected)
+
+
+def test_a_token_file_that_a_server_would_read_gets_no_token_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "token"
+    assert make_file(file, new_token())
+    monkeypatch.setenv(FILE_VARIABLE, str(file))
+    found = resources.with_token({FILE_VARIABLE: str(file)})
+    read = read_token(ServerSettings().token_file, found)
+    assert read is not None and read.secret == file.read_text().strip()
