@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import resource
 import signal
 import socket
 import subprocess
@@ -13,7 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,10 +21,11 @@ import pytest
 import torch
 
 from helpers import lengths
+from helpers.few_descriptors import few_descriptors
 from helpers.parts import EXPERTS, MIX, MIXED
 from helpers.parts import READER as TOY_READER
 from helpers.parts import requests as toy_requests
-from helpers.processes import wait_end
+from helpers.processes import open_files, wait_end
 from helpers.ranks import CONFIG, PLAN, READER, random_weights, read_random
 from helpers.sequences import items, read
 from helpers.waiting import until
@@ -146,8 +146,7 @@ async def test_several_ranks_say_what_one_says(case: str, seed: int, monkeypatch
         found = await answered(engine, asked)
         await engine.close()
     assert tokens(found) == tokens(expected)
-    for mine, other in zip([*map(taps, found), *results], [*map(taps, expected), *fixed], strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close([*map(taps, found), *results], [*map(taps, expected), *fixed], rtol=1e-3, atol=1e-3)
 
 
 @lengths.long_form(
@@ -196,8 +195,7 @@ async def test_ranks_of_other_parts_say_what_one_says_and_a_row_does_not_depend_
         await engine.close()
     assert items(alone) == items(beside[0]) and torch.equal(taps(alone), taps(beside[0]))
     assert tokens(found) == tokens(expected)
-    for mine, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(taps(mine), taps(other), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close([*map(taps, found)], [*map(taps, expected)], rtol=1e-3, atol=1e-3)
 
 
 def test_parts_of_other_layers_are_the_whole(seed: int) -> None:
@@ -221,15 +219,13 @@ def test_parts_are_the_whole(seed: int) -> None:
         module = name.rpartition(".")[0]
         style = next((style for pattern, style in PLAN.items() if module.endswith(pattern.rpartition("*.")[2])), "")
         mine = [part(name) for part in parts]
+        there = [part for part in mine if part is not None]
         if style == "rowwise" and weight.ndim == 1:
             assert mine[0] is weight and mine[1:] == [None] * 3
-            continue
-        there = [part for part in mine if part is not None]
-        assert len(there) == 4
-        if not style:
-            assert all(torch.equal(part, weight) for part in there)
+        elif style:
+            assert torch.equal(torch.cat(there, 1 if style == "rowwise" else 0), weight) and len(there) == 4
         else:
-            assert torch.equal(torch.cat(there, 1 if style == "rowwise" else 0), weight)
+            assert all(torch.equal(part, weight) for part in there) and len(there) == 4
 
 
 def test_a_part_holds_no_more_than_itself(seed: int) -> None:
@@ -241,28 +237,17 @@ def test_a_part_holds_no_more_than_itself(seed: int) -> None:
         assert found is not None and found.untyped_storage().nbytes() == found.nbytes == whole[name].nbytes // 4
 
 
-def test_there_is_at_least_one_rank() -> None:
-    with pytest.raises(LoadError, match="tensor_parallel_size 0: there is at least one rank"):
-        config_of_part(CONFIG, 0)
-
-
-@pytest.mark.parametrize(("size", "able"), [(3, "1 or 2 or 4"), (8, "1 or 2 or 4"), (64, "1 or 2 or 4")])
-def test_a_size_that_does_not_divide_is_refused(size: int, able: str) -> None:
-    with pytest.raises(LoadError, match=f"tensor_parallel_size {size}: does not divide 8 query heads, 4 heads of keys.*it can be {able}"):
+@pytest.mark.parametrize("size", [0, 3, 8, 64])
+def test_a_size_that_does_not_divide_is_refused(size: int) -> None:
+    told = "does not divide 8 query heads, 4 heads of keys.*it can be 1 or 2 or 4" if size else "there is at least one rank"
+    with pytest.raises(LoadError, match=f"tensor_parallel_size {size}: {told}"):
         config_of_part(CONFIG, size)
 
 
-@pytest.mark.parametrize(
-    ("plan", "told"),
-    [
-        ({"layers.*.mlp": "moe_tp_experts"}, r"the plan cuts layers\.\*\.mlp 'moe_tp_experts', which is not known here"),
-        ({"layers.*.mlp.gate_up_proj": "packed_colwise"}, "gate_up_proj 'packed_colwise', which is not known here"),
-    ],
-    ids=["columns of experts", "packed"],
-)
-def test_a_plan_that_cuts_in_another_way_is_refused(plan: dict[str, str], told: str) -> None:
-    with pytest.raises(LoadError, match=told):
-        weights_of_part(lambda name: None, plan, ALONE)
+@pytest.mark.parametrize(("name", "way"), [("mlp", "moe_tp_experts"), ("mlp.gate_up_proj", "packed_colwise")])
+def test_a_plan_that_cuts_in_another_way_is_refused(name: str, way: str) -> None:
+    with pytest.raises(LoadError, match=rf"the plan cuts layers\.\*\.{name} '{way}', which is not known here"):
+        weights_of_part(lambda name: None, {f"layers.*.{name}": way}, ALONE)
 
 
 def test_experts_that_cannot_be_cut_are_told() -> None:
@@ -327,14 +312,7 @@ def ended_within_a_message(ours: Connection, asked: ReadPart) -> None:
 
 @lengths.long_form(unkept="another rank says nothing where the first one has gone")
 @pytest.mark.parametrize(
-    "ended",
-    [
-        closed_at_once,
-        refused_before_it_has_read,
-        refused_as_it_cannot_read,
-        ended_before_it_has_heard,
-        ended_within_a_message,
-    ],
+    "ended", [closed_at_once, refused_before_it_has_read, refused_as_it_cannot_read, ended_before_it_has_heard, ended_within_a_message]
 )
 def test_another_rank_says_nothing_where_the_first_one_has_gone(ended: Callable[[Connection, ReadPart], None], seed: int) -> None:
     """Whatever it was about to do: the first one says why it ended."""
@@ -358,26 +336,6 @@ def test_one_that_is_killed_as_it_loads_is_told_and_a_team_is_closed_once(seed: 
         others = [os.pipe() for _ in range(8)]
     for end in sum(others, ()):
         os.close(end)
-
-
-@contextmanager
-def few_descriptors(left: int) -> Iterator[None]:
-    """So many can be opened and no more. The limit is one of their numbers, and lower ones may be free: these are taken first."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken: list[int] = []
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(int(each.name) for each in Path("/proc/self/fd").iterdir()) + 1 + left, before[1]))
-    try:
-        with pytest.raises(OSError, match="Too many open files"):
-            while True:
-                taken.append(os.open(os.devnull, os.O_RDONLY))
-        for descriptor in taken[-left:]:
-            os.close(descriptor)
-        del taken[-left:]
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-        for descriptor in taken:
-            os.close(descriptor)
 
 
 def test_without_descriptors_it_is_told_that_no_rank_can_be_started(seed: int) -> None:
@@ -469,7 +427,8 @@ def test_the_others_end_with_the_first_one(stopped: bool) -> None:
 
 def listened(processes: list[int]) -> set[str]:
     """Addresses where processes take connections."""
-    own = {int(name.removeprefix("socket:[").removesuffix("]")) for process in processes for name in opened(process) if "socket" in name}
+    names = [name for process in processes for _, name in open_files(process)]
+    own = {int(name.removeprefix("socket:[").removesuffix("]")) for name in names if "socket" in name}
     found = set()
     for table, address in (("tcp", _ipv4), ("tcp6", str)):
         for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
@@ -482,13 +441,6 @@ def listened(processes: list[int]) -> set[str]:
 def variables(process: int) -> list[str]:
     """Those that it was started with."""
     return Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
-
-
-def opened(process: int) -> Iterator[str]:
-    """The files that the descriptors of a process name."""
-    for descriptor in list(Path(f"/proc/{process}/fd").iterdir()):
-        with suppress(FileNotFoundError):  # That of the list itself.
-            yield str(descriptor.readlink())
 
 
 def _ipv4(words: str) -> str:

@@ -7,19 +7,18 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from helpers.decoding import decoding
 from omnistage.models.media.decoder import MediaDecoder
 
 
 @pytest.fixture
 async def decoder() -> AsyncIterator[MediaDecoder]:
-    one = MediaDecoder()
-    yield one
-    await one.close()
+    async with decoding() as one:
+        yield one
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared_decoder() -> AsyncIterator[MediaDecoder]:
     """One of all tests of a file, which share the loop of the module, too."""
-    one = MediaDecoder()
-    yield one
-    await one.close()
+    async with decoding() as one:
+        yield one

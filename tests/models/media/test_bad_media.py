@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from helpers import lengths, media_files
+from helpers import lengths, media_files, picture_files
+from helpers.decoding import decoding
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.terms import BadMedia, FilmPreprocessing, MediaLimits
 
@@ -26,12 +27,7 @@ PEAK_BYTES = 600 << 20
 
 def png(width: int, height: int, rows: bytes = b"") -> bytes:
     """A PNG with a header that says what it likes."""
-
-    def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")
+    return picture_files.packed_png(width, height, 8, 2, zlib.compress(rows, 9))
 
 
 def long_flac(seconds: int) -> bytes:
@@ -41,11 +37,9 @@ def long_flac(seconds: int) -> bytes:
 
 def flac_of_unknown_length(seconds: int) -> bytes:
     """Its header says nothing of how long it lasts: 36 bits of the first block."""
-    data = bytearray(long_flac(seconds))
+    data = long_flac(seconds)
     at = data.index(b"fLaC") + 8 + 13
-    data[at] &= 0xF0
-    data[at + 1 : at + 5] = bytes(4)
-    return bytes(data)
+    return data[:at] + bytes([data[at] & 0xF0]) + bytes(4) + data[at + 5 :]
 
 
 def not_a_number() -> bytes:
@@ -67,6 +61,9 @@ def moving(frames: int, seconds: int) -> bytes:
 
 def bad_media() -> dict[str, tuple[Kind, bytes, str]]:
     """By name: sent as what, the bytes, and what the error says."""
+    wide = media_files.encoded(Image.new("L", (20_000, 5_000)), "JPEG")
+    avif = media_files.picture(1, form="AVIF").replace(b"ispe", b"none")
+    long = shorter_than_its_header(moving(20, 3 * 3600), 1)
     return {
         "no bytes": ("picture", b"", "no bytes"),
         "random bytes as a picture": ("picture", random.Random(1).randbytes(5000), "no picture in a format that is known"),
@@ -77,11 +74,7 @@ def bad_media() -> dict[str, tuple[Kind, bytes, str]]:
         "PNG of 100 million pixels": ("picture", png(10_000, 10_000), "10000x10000 pixels, and at most 50 million may be"),
         "PNG that says more than it has": ("picture", png(6000, 6000), "damaged"),
         "PNG bomb": ("picture", png(30_000, 30_000, bytes(1 << 22)), "30000x30000 pixels"),
-        "JPEG of 100 million pixels": (
-            "picture",
-            media_files.encoded(Image.new("L", (20_000, 5_000)), "JPEG"),
-            "20000x5000 pixels, and at most 50 million may be: make it smaller",
-        ),
+        "JPEG of 100 million pixels": ("picture", wide, "20000x5000 pixels, and at most 50 million may be: make it smaller"),
         "a strip": ("picture", media_files.picture(1, 2, 600), "more than 200 times longer"),
         "PostScript": ("picture", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "no picture in a format that is known"),
         "HEIF": ("picture", b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(100), "HEIF.*convert it to JPEG"),
@@ -98,19 +91,11 @@ def bad_media() -> dict[str, tuple[Kind, bytes, str]]:
         "sound with many channels": ("sound", media_files.sound(1, 0.1, channels=64), "64 channels, and at most 32"),
         "sound that is no number": ("sound", not_a_number(), "no numbers: encode it anew"),
         "AVIF without its end": ("picture", media_files.picture(1, 300, 300, "AVIF")[:-1000], "cut off, send all of it"),
-        "AVIF damaged": (
-            "picture",
-            media_files.picture(1, form="AVIF").replace(b"ispe", b"none"),
-            "in AVIF that is damaged: send all of it",
-        ),
+        "AVIF damaged": ("picture", avif, "in AVIF that is damaged: send all of it"),
         "Ogg cut off": ("sound", media_files.sound(1, 2.0, form="OGG")[:6000], "it was cut off, send all of it"),
         "film without frames": ("film", media_files.film(1, 0, form="matroska", codec="", sound_s=1.0), "no pictures in it"),
         "film of 3 h": ("film", moving(20, 3 * 3600), r"lasts \d{4,} s or more, and at most 600 s may be: send a part of it"),
-        "film of 3 h that says 1 s": (
-            "film",
-            shorter_than_its_header(moving(20, 3 * 3600), 1),
-            "lasts .* s or more, and at most 600 s may be",
-        ),
+        "film of 3 h that says 1 s": ("film", long, "lasts .* s or more, and at most 600 s may be"),
     }
 
 
@@ -184,23 +169,20 @@ async def test_a_film_of_more_frames_or_larger_ones_than_may_be_is_refused(good:
         (MediaLimits(film_bytes=len(film) - 1), f"{len(film)} bytes, and at most {len(film) - 1} may be"),
         (MediaLimits(result_bytes=1 << 20), "MiB would come out of it, and at most 1 MiB may"),
     ]:
-        decoder = MediaDecoder(limits)
-        try:
+        async with decoding(limits) as decoder:
             with pytest.raises(BadMedia, match=reason):
                 await decoder.film(film)
             await decoder.picture(good["picture"])
-        finally:
-            await decoder.close()
 
 
 async def test_a_playlist_reads_no_file_of_this_machine(decoder: MediaDecoder, tmp_path: Path) -> None:
-    secret = tmp_path / "secret.mp4"
+    secret, segment = tmp_path / "secret.mp4", tmp_path / "secret.ts"
     secret.write_bytes(media_files.film(1, 20, sound_s=1.0))
-    segment = tmp_path / "secret.ts"
     segment.write_bytes(media_files.film(1, 20, form="mpegts"))
+    segments = "#EXTM3U\n#EXT-X-VERSION:3\n#EXT-X-TARGETDURATION:2\n#EXTINF:2.0,\n{}\n#EXT-X-ENDLIST\n"
     for text in [
-        f"#EXTM3U\n#EXT-X-VERSION:3\n#EXT-X-TARGETDURATION:2\n#EXTINF:2.0,\n{segment}\n#EXT-X-ENDLIST\n",
-        f"#EXTM3U\n#EXT-X-VERSION:3\n#EXT-X-TARGETDURATION:2\n#EXTINF:2.0,\nfile://{segment}\n#EXT-X-ENDLIST\n",
+        segments.format(segment),
+        segments.format(f"file://{segment}"),
         f"ffconcat version 1.0\nfile {secret}\n",
         f"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nm=video 9 RTP/AVP 96\na=control:{secret}\n",
         f"<MPD><Period><AdaptationSet><Representation><BaseURL>{secret}</BaseURL></Representation></AdaptationSet></Period></MPD>",
@@ -242,13 +224,10 @@ async def test_a_film_is_never_held_as_a_whole(seed: int) -> None:
     data = media_files.film(seed, 150, 720, 1280, numbered=True, rate_hz=50, codec="mpeg4")
     limits = MediaLimits(memory_bytes=390 << 20)
     assert limits.memory_bytes < 150 * 720 * 1280 * 3
-    decoder = MediaDecoder(limits)
-    try:
+    async with decoding(limits) as decoder:
         film = await decoder.film(data, FilmPreprocessing(min_pixels=4 * 784, max_pixels=16 * 784))
         assert media_files.numbers(film.frames) == [25 * number for number in range(6)]
         with tempfile.TemporaryFile() as file:
             file.truncate(1 << 30)
             with pytest.raises(BadMedia, match="1073741824 bytes, and at most 536870912 may be: send a part of it"):
                 await decoder.film(file.fileno())
-    finally:
-        await decoder.close()

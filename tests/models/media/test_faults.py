@@ -14,12 +14,14 @@ from PIL import Image, PngImagePlugin
 from structlog.testing import capture_logs
 
 from helpers import media_files
+from helpers.decoding import pixels_of
 from omnistage.models.media.decoder import MediaDecoder
-from omnistage.models.media.terms import BadMedia, DecoderBroken, DecoderFailed, PicturePreprocessing
+from omnistage.models.media.terms import BadMedia, DecoderBroken, DecoderFailed
 
 FORMS = ("PNG", "TIFF", "GIF", "WEBP", "BMP", "JPEG", "AVIF")
 MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "I", "F")
 FILMS = (("mp4", "libx264"), ("matroska", "ffv1"), ("webm", "libvpx-vp9"), ("avi", "mpeg4"), ("mpegts", "mpeg2video"), ("mov", "mjpeg"))
+SOUND_CODECS = {"webm": "libopus", "mpegts": "mp2", "avi": "mp3"}
 EXIF_ORIENTATION = 0x0112
 
 RUN = """
@@ -85,11 +87,8 @@ def everything(seed: int) -> dict[str, bytes]:
     for form in ("WAV", "FLAC", "OGG", "MP3", "AIFF", "AU", "CAF", "W64"):
         whole[f"audio-{form}"] = media_files.sound(seed, 0.1, form=form)
     for form, codec in FILMS:
-        pixel_format = "yuvj420p" if codec == "mjpeg" else "yuv420p"
-        sound_codec = {"webm": "libopus", "mpegts": "mp2", "avi": "mp3"}.get(form, "aac")
-        whole[f"video-{form}"] = media_files.film(
-            seed, 4, form=form, codec=codec, pixel_format=pixel_format, sound_s=0.4, sound_codec=sound_codec
-        )
+        codecs = {"pixel_format": "yuvj420p" if codec == "mjpeg" else "yuv420p", "sound_codec": SOUND_CODECS.get(form, "aac")}
+        whole[f"video-{form}"] = media_files.film(seed, 4, form=form, codec=codec, sound_s=0.4, **codecs)
     whole["audio-M4A"] = media_files.film(seed, 0, codec="", sound_s=0.2)
     cut = {f"{name}-cut": data[: len(data) // 2] for name, data in whole.items()}
     other = {"image": "audio", "audio": "video", "video": "image"}
@@ -120,8 +119,7 @@ def test_the_sandbox_costs_no_medium_anything(tmp_path: Path, seed: int) -> None
 
 async def test_a_picture_in_lab_is_right(decoder: MediaDecoder, seed: int) -> None:
     image = Image.fromarray(media_files.pixels(seed, 30, 40)).convert("LAB")
-    made = await decoder.picture(media_files.encoded(image, "TIFF"), PicturePreprocessing(factor=1, min_pixels=1))
-    assert np.array_equal(made.pixels, np.asarray(image.convert("RGB")))
+    assert np.array_equal(await pixels_of(decoder, media_files.encoded(image, "TIFF")), np.asarray(image.convert("RGB")))
 
 
 LIBRARY = """
@@ -159,23 +157,19 @@ REFUSED, SHORT = range(8001, 8008), range(8008, 8010)
 
 
 async def test_what_the_sandbox_refuses_or_the_machine_lacks_is_no_fault_of_the_medium(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    decoder: MediaDecoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "soxr.py").write_text(LIBRARY)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    decoder = MediaDecoder()
-    try:
-        with capture_logs() as logs:
-            for rate_hz in REFUSED:
-                with pytest.raises(DecoderBroken, match=r"^this server cannot decode a medium because of a fault of its own: try another"):
-                    await decoder.sound(media_files.sound(1, 0.1, rate_hz))
-            for rate_hz in SHORT:
-                with pytest.raises(DecoderFailed, match=r"^this server is short of something .*: ask again later"):
-                    await decoder.sound(media_files.sound(1, 0.1, rate_hz))
-        assert [line["event"] for line in logs] == ["media.refused_call"] * len(REFUSED) + ["media.short"] * len(SHORT)
-        assert all("__init__ (soxr.py:" in line["calls"] for line in logs)
-        with pytest.raises(BadMedia, match=r"it is damaged \(the samples are odd\)"):
-            await decoder.sound(media_files.sound(1, 0.1, 8000))
-        assert len((await decoder.sound(media_files.sound(1, 0.1, 16_000))).samples)
-    finally:
-        await decoder.close()
+    with capture_logs() as logs:
+        for rate_hz in REFUSED:
+            with pytest.raises(DecoderBroken, match=r"^this server cannot decode a medium because of a fault of its own: try another"):
+                await decoder.sound(media_files.sound(1, 0.1, rate_hz))
+        for rate_hz in SHORT:
+            with pytest.raises(DecoderFailed, match=r"^this server is short of something .*: ask again later"):
+                await decoder.sound(media_files.sound(1, 0.1, rate_hz))
+    assert [line["event"] for line in logs] == ["media.refused_call"] * len(REFUSED) + ["media.short"] * len(SHORT)
+    assert all("__init__ (soxr.py:" in line["calls"] for line in logs)
+    with pytest.raises(BadMedia, match=r"it is damaged \(the samples are odd\)"):
+        await decoder.sound(media_files.sound(1, 0.1, 8000))
+    assert len((await decoder.sound(media_files.sound(1, 0.1, 16_000))).samples)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+from dataclasses import replace
 from typing import Any
 
 import av
@@ -13,12 +14,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from helpers import lengths, media_files, picture_files
+from helpers.decoding import AS_IT_IS, pixels_of
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.terms import FilmPreprocessing, PicturePreprocessing
 
 BACKGROUND = (30, 200, 90)
-AS_IT_IS = PicturePreprocessing(factor=1, min_pixels=1, max_pixels=1 << 30)
-ON_GREEN = PicturePreprocessing(factor=1, min_pixels=1, max_pixels=1 << 30, background=BACKGROUND)
+ON_GREEN = replace(AS_IT_IS, background=BACKGROUND)
 
 
 def stickers(seed: int) -> Image.Image:
@@ -73,7 +74,7 @@ async def test_every_format_lies_on_white_or_on_the_colour_that_is_asked_for(dec
         if name in ("RGBA PNG", "RGBA PNG of 16 bits", "WebP", "TIFF", "BMP with masks"):
             assert np.array_equal(np.asarray(straight), np.asarray(image)), name
         for ask, colour in ((AS_IT_IS, (255, 255, 255)), (ON_GREEN, BACKGROUND)):
-            assert np.array_equal((await decoder.picture(data, ask)).pixels, on(straight, colour)), (name, colour)
+            assert np.array_equal(await pixels_of(decoder, data, ask), on(straight, colour)), (name, colour)
 
 
 async def test_it_is_laid_down_before_it_is_resized(decoder: MediaDecoder, seed: int) -> None:
@@ -81,11 +82,11 @@ async def test_it_is_laid_down_before_it_is_resized(decoder: MediaDecoder, seed:
     image = stickers(seed)
     asked = PicturePreprocessing(max_pixels=4 * 784)
     flat = Image.fromarray(on(image, (255, 255, 255)))
-    expected = (await decoder.picture(media_files.encoded(flat), asked)).pixels
-    assert np.array_equal((await decoder.picture(media_files.encoded(image), asked)).pixels, expected)
+    expected = await pixels_of(decoder, media_files.encoded(flat), asked)
+    assert np.array_equal(await pixels_of(decoder, media_files.encoded(image), asked), expected)
     hidden = np.asarray(image).copy()
     hidden[hidden[..., 3] == 0] = (255, 0, 0, 0)
-    assert np.array_equal((await decoder.picture(media_files.encoded(Image.fromarray(hidden)), asked)).pixels, expected)
+    assert np.array_equal(await pixels_of(decoder, media_files.encoded(Image.fromarray(hidden)), asked), expected)
 
 
 def key(*values: int) -> bytes:
@@ -113,7 +114,7 @@ async def test_a_colour_of_a_png_that_stands_for_nothing(
 ) -> None:
     palette = {"PLTE": b"\0\0\0\xff\0\0"} if colour_type == 3 else {}
     file = picture_files.png(len(expected), 1, depth, colour_type, data, **palette, tRNS=transparent)
-    assert (await decoder.picture(file, ON_GREEN)).pixels[0].tolist() == [list(pixel) for pixel in expected]
+    assert (await pixels_of(decoder, file, ON_GREEN))[0].tolist() == [list(pixel) for pixel in expected]
 
 
 @pytest.mark.parametrize(("transparent", "first"), [(None, (0, 255, 0)), (1, (0, 255, 0)), (0, BACKGROUND)])
@@ -123,17 +124,16 @@ async def test_around_the_first_picture_of_a_gif_there_is_nothing(
     second = BACKGROUND if transparent == 1 else (0x20, 0x40, 0x60)
     data = picture_files.gif((4, 2), (1, 0, 2, 1), [0, 1], transparent)
     expected = [[BACKGROUND, first, second, BACKGROUND], [BACKGROUND] * 4]
-    assert (await decoder.picture(data, ON_GREEN)).pixels.tolist() == [[list(pixel) for pixel in row] for row in expected]
+    assert (await pixels_of(decoder, data, ON_GREEN)).tolist() == [[list(pixel) for pixel in row] for row in expected]
 
 
 async def test_who_keeps_transparency_gets_it_unless_a_ground_is_named(decoder: MediaDecoder, seed: int) -> None:
     image = stickers(seed)
-    kept = PicturePreprocessing(factor=1, min_pixels=1, max_pixels=1 << 30, alpha=True)
-    assert np.array_equal((await decoder.picture(media_files.encoded(image), kept)).pixels, np.asarray(image))
-    named = PicturePreprocessing(factor=1, min_pixels=1, max_pixels=1 << 30, alpha=True, background=BACKGROUND)
-    laid = (await decoder.picture(media_files.encoded(image), named)).pixels
+    kept = replace(AS_IT_IS, alpha=True)
+    assert np.array_equal(await pixels_of(decoder, media_files.encoded(image), kept), np.asarray(image))
+    laid = await pixels_of(decoder, media_files.encoded(image), replace(ON_GREEN, alpha=True))
     assert np.array_equal(laid[..., :3], on(image, BACKGROUND)) and (laid[..., 3] == 255).all()
-    opaque = (await decoder.picture(media_files.picture(seed, 24, 32), kept)).pixels
+    opaque = await pixels_of(decoder, media_files.picture(seed, 24, 32), kept)
     assert np.array_equal(opaque[..., :3], media_files.pixels(seed, 24, 32)) and (opaque[..., 3] == 255).all()
 
 
@@ -141,11 +141,8 @@ async def test_who_keeps_transparency_gets_it_unless_a_ground_is_named(decoder: 
     2,
     ("form", "codec", "pixel_format"),
     [
-        ("gif", "gif", ""),
-        ("mov", "png", "rgba"),
-        ("mov", "prores_ks", "yuva444p10le"),
-        ("webm", "libvpx", "yuva420p"),
-        ("webm", "libvpx-vp9", "yuva420p"),
+        *(("gif", "gif", ""), ("mov", "png", "rgba"), ("mov", "prores_ks", "yuva444p10le")),
+        *(("webm", codec, "yuva420p") for codec in ("libvpx", "libvpx-vp9")),
     ],
 )
 async def test_frames_of_a_film_lie_on_it_too(decoder: MediaDecoder, seed: int, form: str, codec: str, pixel_format: str) -> None:
