@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import socket
-import socketserver
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from http.server import ThreadingHTTPServer
+from socketserver import BaseRequestHandler
 from urllib.request import ProxyHandler, build_opener
 
 import pytest
@@ -46,7 +47,7 @@ def saying(answer: bytes | None) -> Iterator[str]:
     """A server that says this to each of its visitors, whatever they ask; None: that says nothing."""
     over = threading.Event()
 
-    class Visit(socketserver.BaseRequestHandler):
+    class Visit(BaseRequestHandler):
         def handle(self) -> None:
             if answer is None:
                 over.wait(60)
@@ -54,9 +55,9 @@ def saying(answer: bytes | None) -> Iterator[str]:
                 self.request.recv(1 << 16)
                 self.request.sendall(answer)
 
-    server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Visit)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Visit)
     with running([server], over):
-        yield "{}:{}".format(*server.server_address)
+        yield f"127.0.0.1:{server.server_port}"
 
 
 def test_families_of_all_processes_are_merged_and_every_sample_says_whose_it_is() -> None:
