@@ -5,7 +5,7 @@
 3   a reader never reads                       test_parcel: a_reader_that_gives_nothing_back_has_its_share_and_no_more; credit and deadline:
                                                stage/test_run_endings: nothing_is_sent_without_credit, the_callers_deadline_ends_the_session
 4   a reader is stopped, and wakes             here: a_stopped_reader...; that it is found: system/test_lost_process
-5   the mount is full or too small             test_small_mount: at creation, while growing, while running; stages: system/test_full_mount
+5   the mount is full or too small             test_small_mount; stages: system/test_full_mount
 6   stale, repeated and foreign references     test_arena: a_reference_to_memory_that_was_used_again_is_stale; test_transport_contract:
                                                repeated_and_made_up_releases; test_reader: two_streams_of_one_arena
 7   every field of a message is wrong          test_reference_fuzz
@@ -18,12 +18,12 @@
 14  a full arena                               test_arena: a_full_arena_goes_inline_with_the_same_bytes
 15  a producer cuts its file short             test_untrusted: a_file_that_is_cut_short_is_an_error_and_no_signal
 16  umask, other users                         test_arena: files_are_private_whatever_the_umask; test_two_processes: another_user;
-                                               test_untrusted; a stage: hostile/test_references: another_user_of_the_host_cannot_kill_a_stage
+                                               test_untrusted; a stage: hostile/test_references: another_user_cannot_kill_a_stage
 17  100,000 transfers                          test_soak
 18  three readers, one dies                    here: one_of_three_readers_dies
 19  empty, scalar, bfloat16, strided tensors   test_transport_contract
 20  an administrator removes a liveness file   test_sweep: segments_whose_liveness_file_was_removed; here: a_reader_whose_liveness_file_...
-21  an idle reader has mapped what is dead     test_small_mount: memory_of_a_killed_producer_that_an_idle_reader_has_mapped_is_given_back
+21  an idle reader has mapped what is dead     test_small_mount: MAPPED_BY_AN_IDLE_READER
 """
 
 import gc
@@ -33,7 +33,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +54,11 @@ GRACE_S = 30.0
 SIZE = 50_000
 
 
+def kill(process: BaseProcess) -> None:
+    process.kill()
+    process.join()
+
+
 def number(value: int) -> np.ndarray:
     return np.full(SIZE, value, np.uint8)
 
@@ -64,16 +71,18 @@ def test_a_killed_reader_gives_its_blocks_back_at_once(arena: Arena) -> None:
         sender = agree(connection, arena)
         for value in range(20):
             assert hand_over(connection, sender.pack(number(value))) == b"held"
-        process.kill()
-        process.join()
+        kill(process)
         assert sender.outstanding == settled(arena).leases == 20
         sender.close(clean=False)
         assert sender.outstanding == settled(arena).leases == arena.bytes_used == 0
-    with running(read) as (connection, _):
+    with running(read) as (connection, process):
         sender = agree(connection, arena)
         assert hand_over(connection, sender.pack(number(7))) == b"held"
         assert ask(connection, b"sums") == str(7 * SIZE).encode()
-        sender.close(clean=True)
+        connection.send_bytes(b"end")
+        process.join(WAIT_S)
+        sender.close(clean=False)
+        assert settled(arena).leases == 0, "one that ended by itself is gone too"
 
 
 def test_a_reader_that_dies_after_its_stream_gives_its_blocks_back_at_the_next_look(arena: Arena, clock) -> None:
@@ -83,8 +92,7 @@ def test_a_reader_that_dies_after_its_stream_gives_its_blocks_back_at_the_next_l
         sender.close(clean=False)
         clock.now = 1.0
         assert settled(arena).leases == 1, "it lives"
-        process.kill()
-        process.join()
+        kill(process)
         assert settled(arena).leases == 1, "one look in a while is enough"
         clock.now = 1.2
         arena.free(arena.allocate(10))
@@ -96,8 +104,7 @@ def test_the_blocks_of_a_dead_reader_that_others_hold_are_kept_for_them(arena: A
         sender = agree(connection, arena)
         parcel = sender.store(number(1))
         assert hand_over(connection, sender.post(parcel)) == b"held"
-        process.kill()
-        process.join()
+        kill(process)
         sender.close(clean=False)
         assert settled(arena).leases == 1
     with running(read) as (connection, _):
@@ -109,22 +116,11 @@ def test_the_blocks_of_a_dead_reader_that_others_hold_are_kept_for_them(arena: A
         assert settled(arena).leases == 0
 
 
-def test_a_reader_that_ended_by_itself_is_gone_too(arena: Arena) -> None:
-    with running(read) as (connection, process):
-        sender = agree(connection, arena)
-        assert hand_over(connection, sender.pack(number(1))) == b"held"
-        connection.send_bytes(b"end")
-        process.join(WAIT_S)
-        sender.close(clean=False)
-        assert settled(arena).leases == 0
-
-
 def test_a_reader_without_an_arena_has_the_grace(arena: Arena, clock) -> None:
     with running(read_without_arena) as (connection, process):
         sender = agree(connection, arena)
         assert hand_over(connection, sender.pack(number(1))) == b"held"
-        process.kill()
-        process.join()
+        kill(process)
         sender.close(clean=False)
         clock.now = GRACE_S - 0.1
         assert settled(arena).leases == 1
@@ -164,8 +160,7 @@ def test_one_of_three_readers_dies(arena: Arena) -> None:
         for connection, sender in zip((one, two, three), senders, strict=True):
             assert hand_over(connection, sender.post(parcel)) == b"held"
         parcel.drop()
-        victim.kill()
-        victim.join()
+        kill(victim)
         senders[0].close(clean=False)
         for connection, sender in ((two, senders[1]), (three, senders[2])):
             assert settled(arena).leases == 1
@@ -200,25 +195,24 @@ def test_a_stream_that_is_cut_under_a_reading_thread(make_pair, arena: Arena, cl
     """A session is cancelled while its model reads in a thread: the bytes stay unchanged until the grace ends."""
     pair = make_pair(arena=arena)
     view = pair.transfer(number(3))
-    cut, seen = threading.Event(), set()
+    cut = threading.Event()
 
-    def use(array: np.ndarray) -> None:
-        for turn in range(400):
-            seen.add(int(array.sum()))
-            if turn == 100:
-                cut.set()
+    def use(array: np.ndarray) -> set[int]:
+        sums = {int(array.sum()) for _ in range(100)}
+        cut.set()
+        return sums | {int(array.sum()) for _ in range(300)}
 
-    reader = threading.Thread(target=use, args=(view.array,))
-    reader.start()
-    assert cut.wait(WAIT_S)
-    view.release()
-    pair.receiver.close()
-    pair.sender.close(clean=False)
-    while reader.is_alive():
-        for block in [arena.allocate(SIZE) for _ in range(20)]:
-            arena.free(block)
-    reader.join()
-    assert seen == {3 * SIZE}
+    with ThreadPoolExecutor() as threads:
+        reader = threads.submit(use, view.array)
+        assert cut.wait(WAIT_S)
+        view.release()
+        pair.receiver.close()
+        pair.sender.close(clean=False)
+        while not reader.done():
+            for block in [arena.allocate(SIZE) for _ in range(20)]:
+                arena.free(block)
+    assert reader.result() == {3 * SIZE}
+    del reader
     clock.now = GRACE_S
     assert settled(arena).leases == 0
 
@@ -235,24 +229,18 @@ def test_a_reader_whose_liveness_file_is_removed_is_not_taken_for_dead(arena: Ar
         sender.close(clean=False)
         clock.now = 10.0
         assert settled(arena).leases == 1
-        process.kill()
-        process.join()
+        kill(process)
         clock.now = 11.0
         assert settled(arena).leases == 0
 
 
 @pytest.mark.parametrize("make", [Path.touch, Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/etc/hostname")])
-def test_a_peer_is_known_only_by_a_locked_file(make: Callable[[Path], None]) -> None:
-    name = os.urandom(16)
-    path = SHARED_MEMORY / f"omnistage-{name.hex()}-live"
+def test_a_peer_is_known_only_by_a_locked_file(place: Callable[[str], Path], make: Callable[[Path], None]) -> None:
+    path = place("live")
+    name = bytes.fromhex(path.name.split("-")[1])
     assert find_peer(name) is None
     make(path)
-    try:
-        assert find_peer(name) is None
-    finally:
-        if path.is_dir():
-            path.rmdir()
-        path.unlink(missing_ok=True)
+    assert find_peer(name) is None
 
 
 @pytest.mark.parametrize("name", [b"", b"../../etc/passwd", b"x" * 15, b"x" * 17])
@@ -260,11 +248,16 @@ def test_a_name_that_is_none_is_no_peer(name: bytes) -> None:
     assert find_peer(name) is None
 
 
+def name_of_reader(connection: Connection, offer: tensor_pb2.Offer) -> bytes:
+    """The arena of a reader that gets this offer."""
+    connection.send_bytes(offer.SerializeToString())
+    return tensor_pb2.Offer.FromString([receive(connection), receive(connection)][1]).arena
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file to another user")
 def test_a_file_of_another_user_says_nothing(arena: Arena) -> None:
     with running(read) as (connection, _):
-        connection.send_bytes(Sender(arena).offers()[0].SerializeToString())
-        name = tensor_pb2.Offer.FromString([receive(connection), receive(connection)][1]).arena
+        name = name_of_reader(connection, Sender(arena).offers()[0])
         assert find_peer(name) is not None
         gc.collect()
         os.chown(SHARED_MEMORY / f"omnistage-{name.hex()}-live", 65534, 65534)
@@ -292,8 +285,7 @@ def test_this_process_is_no_peer_of_itself_and_stays_locked(arena: Arena, clock,
 
 def test_looking_at_peers_leaves_no_open_files() -> None:
     with running(read) as (connection, _):
-        connection.send_bytes(tensor_pb2.Offer().SerializeToString())
-        name = tensor_pb2.Offer.FromString([receive(connection), receive(connection)][1]).arena
+        name = name_of_reader(connection, tensor_pb2.Offer())
         gc.collect()
         before = open_files()
         known = find_peer(name)

@@ -68,15 +68,17 @@ def test_every_field_of_a_shared_memory_reference(filled, rounds: int) -> None:
     play()
 
 
-def take_changed_reference(filled, number: int, changes: dict[str, Any]) -> None:
-    tensor = tensor_pb2.Tensor.FromString(filled.kept[number].SerializeToString())
+def change(tensor: tensor_pb2.Tensor, place: str, changes: dict[str, Any]) -> None:
     for field, value in changes.items():
         if field == "shape":
             tensor.shape[:] = value
-        elif field == "element_type":
-            tensor.element_type = value
         else:
-            setattr(tensor.shared_memory, field, value)
+            setattr(tensor if field == "element_type" else getattr(tensor, place), field, value)
+
+
+def take_changed_reference(filled, number: int, changes: dict[str, Any]) -> None:
+    tensor = tensor_pb2.Tensor.FromString(filled.kept[number].SerializeToString())
+    change(tensor, "shared_memory", changes)
     try:
         view = filled.receiver.unpack(tensor)
     except CLEAN as error:
@@ -123,13 +125,7 @@ def take_changed_parts(steps: list[dict[str, Any]]) -> None:
         for step in steps:
             tensor = tensor_pb2.Tensor()
             tensor.CopyFrom(INLINE_PARTS[step.pop("part")])
-            for field, value in step.items():
-                if field == "shape":
-                    tensor.shape[:] = value
-                elif field == "element_type":
-                    tensor.element_type = value
-                else:
-                    setattr(tensor.inline, field, value)
+            change(tensor, "inline", step)
             view = receiver.unpack(tensor)
             assert view is None or view.array.nbytes == tensor.inline.total_bytes
     except CLEAN:

@@ -23,10 +23,15 @@ def payload(number: int) -> np.ndarray:
     return np.random.default_rng(number).integers(0, 256, SIZES[number % len(SIZES)], np.uint8)
 
 
-def agree(connection: Connection) -> tuple[Arena, Sender]:
-    """An arena, and a sender that the other process can read from."""
+def new_arena() -> Arena:
     arena = Arena.create(max_bytes=16 * MIB, segment_bytes=4 * MIB)
     assert arena is not None
+    return arena
+
+
+def agree(connection: Connection) -> tuple[Arena, Sender]:
+    """An arena, and a sender that the other process can read from."""
+    arena = new_arena()
     sender = Sender(arena, inline_limit=0)
     connection.send_bytes(arena.uuid)
     connection.send_bytes(sender.offers()[0].SerializeToString())
@@ -101,12 +106,17 @@ def test_what_is_said_of_a_segment_is_never_read_in_parts() -> None:
     assert names(arena) == []
 
 
+def receive_offer(connection: Connection) -> tuple[bytes, Receiver]:
+    """The arena of the other process, and a receiver that has agreed with its sender."""
+    arena, receiver = receive(connection), Receiver()
+    connection.send_bytes(receiver.answer([tensor_pb2.Offer.FromString(receive(connection))]).SerializeToString())
+    return arena, receiver
+
+
 def test_tensors_pass_between_processes_and_all_memory_comes_back() -> None:
     count = 60
     with running(produce, count) as (connection, process):
-        arena = receive(connection)
-        receiver = Receiver()
-        connection.send_bytes(receiver.answer([tensor_pb2.Offer.FromString(receive(connection))]).SerializeToString())
+        arena, receiver = receive_offer(connection)
         for number in range(count):
             view = receiver.unpack(tensor_pb2.Tensor.FromString(receive(connection)))
             assert view is not None
@@ -126,9 +136,7 @@ def test_tensors_pass_between_processes_and_all_memory_comes_back() -> None:
 
 def test_a_killed_producer_leaves_views_readable_and_the_sweep_removes_its_files() -> None:
     with running(produce_and_hold) as (connection, process):
-        arena = receive(connection)
-        receiver = Receiver()
-        connection.send_bytes(receiver.answer([tensor_pb2.Offer.FromString(receive(connection))]).SerializeToString())
+        arena, receiver = receive_offer(connection)
         view = receiver.unpack(tensor_pb2.Tensor.FromString(receive(connection)))
         assert view is not None
         receive(connection)  # the number of its forked child, which outlives it and must not keep its lock
@@ -154,8 +162,7 @@ def test_an_exiting_process_leaves_no_files(close: bool) -> None:
 
 
 def make_and_leave(connection: Connection, close: bool) -> None:
-    arena = Arena.create(max_bytes=16 * MIB, segment_bytes=4 * MIB)
-    assert arena is not None
+    arena = new_arena()
     arena.allocate(100)
     connection.send_bytes(arena.uuid)
     if close:
@@ -163,8 +170,7 @@ def make_and_leave(connection: Connection, close: bool) -> None:
 
 
 def close_in_forked_child(connection: Connection) -> None:
-    arena = Arena.create(max_bytes=16 * MIB, segment_bytes=4 * MIB)
-    assert arena is not None
+    arena = new_arena()
     arena.allocate(100)
     child = os.fork()
     if child == 0:

@@ -14,8 +14,8 @@ import pytest
 
 from helpers import lengths, wire
 from helpers.ask import ask, refusal, request
+from helpers.memory import Peak
 from helpers.mistreated import RUN
-from helpers.peak import Peak
 from helpers.run import open_of
 from helpers.servers import CLIENT_OPTIONS, ServerProcesses, all_free, omni_stub, stack, stage_stub
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2

@@ -177,7 +177,7 @@ def test_any_parts_of_a_tensor(house: Mistreated) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user for a while")
-async def test_another_user_of_the_host_cannot_kill_a_stage(tmp_path: Path) -> None:
+async def test_another_user_cannot_kill_a_stage(tmp_path: Path) -> None:
     """He offers memory of his own, which is not mapped, cuts it short, and refers to it all the same: that is PROTOCOL, and no signal."""
     with ServerProcess("omnistage.talker", *stage_flags(), log_folder=tmp_path) as server:
         await asyncio.to_thread(server.wait_ready)
