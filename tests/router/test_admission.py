@@ -82,10 +82,8 @@ async def test_draining_refuses_and_waits_for_who_is_in():
         await idle
 
 
-async def inside(admission: Admission, client: str, entered: asyncio.Event | None = None) -> Place:
+async def inside(admission: Admission, client: str) -> Place:
     async with admission.place(Client(client)) as place:
-        if entered is not None:
-            entered.set()
         return place
 
 
@@ -252,7 +250,9 @@ async def test_nothing_is_left_of_who_goes_away():
 
 
 @dataclass(frozen=True)
-class FactsOfCall:
+class Call:
+    """The facts of one."""
+
     address: str
     key: str = ""
     proof: str | bytes = ""
@@ -272,7 +272,7 @@ PROOF = OF_STACK.for_gateway().secret
 UUID = "322e3fe2cf6c4976a0f411505a32621c"
 
 
-def client_of(call: FactsOfCall) -> Client:
+def client_of(call: Call) -> Client:
     """As a router finds it that has a token."""
     return Callers(OF_STACK.for_gateway()).client_of(call)
 
@@ -280,26 +280,26 @@ def client_of(call: FactsOfCall) -> Client:
 @pytest.mark.parametrize(
     ("first", "second", "same"),
     [
-        (FactsOfCall(ONE), FactsOfCall(SAME_HOST), True),
-        (FactsOfCall(ONE), FactsOfCall(OTHER_HOST), False),
-        (FactsOfCall("ipv6:%5B::1%5D:1"), FactsOfCall("ipv6:%5B::1%5D:2"), True),
-        (FactsOfCall("ipv6:%5B2001:db8:1:2::1%5D:1"), FactsOfCall("ipv6:%5B2001:db8:1:2:ffff::9%5D:1"), True),
-        (FactsOfCall("ipv6:[2001:db8:1:2::1]:1"), FactsOfCall("ipv6:%5B2001:db8:1:2::2%5D:1"), True),
-        (FactsOfCall("ipv6:%5B2001:db8:1:2::1%5D:1"), FactsOfCall("ipv6:%5B2001:db8:1:3::1%5D:1"), False),
-        (FactsOfCall("ipv6:%5Bfe80::1%25eth0%5D:1"), FactsOfCall("ipv6:%5Bfe80::2%25eth0%5D:1"), True),
-        (FactsOfCall("ipv6:%5B::ffff:10.0.0.1%5D:1"), FactsOfCall(ONE), True),
-        (FactsOfCall("ipv6:%5B::ffff:10.0.0.1%5D:1"), FactsOfCall("ipv6:%5B::ffff:10.0.0.2%5D:1"), False),
-        (FactsOfCall("unix:"), FactsOfCall("unix:"), True),
-        (FactsOfCall(ONE, "a"), FactsOfCall(SAME_HOST, "a"), True),
-        (FactsOfCall(ONE, "a"), FactsOfCall(OTHER_HOST, "a"), False),
-        (FactsOfCall(ONE, "a"), FactsOfCall(ONE, "b"), False),
-        (FactsOfCall(ONE, "a"), FactsOfCall(ONE), False),
-        (FactsOfCall(ONE, "a", PROOF, "one"), FactsOfCall(OTHER_HOST, "a", PROOF, "one"), True),
-        (FactsOfCall(ONE, "a", PROOF, "one"), FactsOfCall(ONE, "a", PROOF, "other"), False),
-        (FactsOfCall(ONE, "a", PROOF, "10.0.0.1"), FactsOfCall(ONE, "a"), False),
+        (Call(ONE), Call(SAME_HOST), True),
+        (Call(ONE), Call(OTHER_HOST), False),
+        (Call("ipv6:%5B::1%5D:1"), Call("ipv6:%5B::1%5D:2"), True),
+        (Call("ipv6:%5B2001:db8:1:2::1%5D:1"), Call("ipv6:%5B2001:db8:1:2:ffff::9%5D:1"), True),
+        (Call("ipv6:[2001:db8:1:2::1]:1"), Call("ipv6:%5B2001:db8:1:2::2%5D:1"), True),
+        (Call("ipv6:%5B2001:db8:1:2::1%5D:1"), Call("ipv6:%5B2001:db8:1:3::1%5D:1"), False),
+        (Call("ipv6:%5Bfe80::1%25eth0%5D:1"), Call("ipv6:%5Bfe80::2%25eth0%5D:1"), True),
+        (Call("ipv6:%5B::ffff:10.0.0.1%5D:1"), Call(ONE), True),
+        (Call("ipv6:%5B::ffff:10.0.0.1%5D:1"), Call("ipv6:%5B::ffff:10.0.0.2%5D:1"), False),
+        (Call("unix:"), Call("unix:"), True),
+        (Call(ONE, "a"), Call(SAME_HOST, "a"), True),
+        (Call(ONE, "a"), Call(OTHER_HOST, "a"), False),
+        (Call(ONE, "a"), Call(ONE, "b"), False),
+        (Call(ONE, "a"), Call(ONE), False),
+        (Call(ONE, "a", PROOF, "one"), Call(OTHER_HOST, "a", PROOF, "one"), True),
+        (Call(ONE, "a", PROOF, "one"), Call(ONE, "a", PROOF, "other"), False),
+        (Call(ONE, "a", PROOF, "10.0.0.1"), Call(ONE, "a"), False),
     ],
 )
-def test_places_are_counted_by_host_and_there_by_key(first: FactsOfCall, second: FactsOfCall, same: bool):
+def test_places_are_counted_by_host_and_there_by_key(first: Call, second: Call, same: bool):
     assert (client_of(first) == client_of(second)) == same
 
 
@@ -308,87 +308,70 @@ def test_places_are_counted_by_host_and_there_by_key(first: FactsOfCall, second:
 @pytest.mark.parametrize("proof", ["", "guessed" * 4, OF_STACK.secret, PROOF[:-1], PROOF.upper(), PROOF.encode() + b"\xff", "\u20ac" * 16])
 def test_a_host_that_is_named_without_proof_counts_for_nothing(callers: Callers, host: str | bytes, proof: str | bytes) -> None:
     for key in ("", "a"):
-        assert callers.client_of(FactsOfCall(ONE, key, proof, host)) == callers.client_of(FactsOfCall(ONE, key))
+        assert callers.client_of(Call(ONE, key, proof, host)) == callers.client_of(Call(ONE, key))
 
 
 def test_a_router_without_a_token_believes_no_gateway() -> None:
-    assert Callers().client_of(FactsOfCall(ONE, "a", PROOF, "one")) == Callers().client_of(FactsOfCall(ONE, "a"))
+    assert Callers().client_of(Call(ONE, "a", PROOF, "one")) == Callers().client_of(Call(ONE, "a"))
 
 
 def test_the_key_itself_is_kept_nowhere():
-    call = FactsOfCall(ONE, "secret")
+    call = Call(ONE, "secret")
     assert "secret" not in f"{client_of(call)} {request_of(call, UUID)}"
 
 
 @pytest.mark.parametrize(
     ("first", "second", "request_id", "same"),
     [
-        (FactsOfCall(ONE), FactsOfCall(ONE), "1", True),
-        (FactsOfCall(ONE), FactsOfCall(SAME_HOST), "1", False),
-        (FactsOfCall(ONE), FactsOfCall(OTHER_HOST), "1", False),
-        (FactsOfCall(ONE), FactsOfCall(OTHER_HOST), UUID, True),
-        (FactsOfCall(ONE, "a"), FactsOfCall(OTHER_HOST, "a"), "1", True),
-        (FactsOfCall(ONE, "a"), FactsOfCall(ONE, "b"), "1", False),
-        (FactsOfCall(ONE, "a"), FactsOfCall(ONE, "b"), UUID, False),
-        (FactsOfCall(ONE, "a"), FactsOfCall(ONE), UUID, False),
+        (Call(ONE), Call(ONE), "1", True),
+        (Call(ONE), Call(SAME_HOST), "1", False),
+        (Call(ONE), Call(OTHER_HOST), "1", False),
+        (Call(ONE), Call(OTHER_HOST), UUID, True),
+        (Call(ONE, "a"), Call(OTHER_HOST, "a"), "1", True),
+        (Call(ONE, "a"), Call(ONE, "b"), "1", False),
+        (Call(ONE, "a"), Call(ONE, "b"), UUID, False),
+        (Call(ONE, "a"), Call(ONE), UUID, False),
     ],
 )
-def test_a_request_is_the_same_only_where_no_stranger_can_have_asked_it(
-    first: FactsOfCall, second: FactsOfCall, request_id: str, same: bool
-):
+def test_a_request_is_the_same_only_where_no_stranger_can_have_asked_it(first: Call, second: Call, request_id: str, same: bool):
     assert (request_of(first, request_id) == request_of(second, request_id)) == same
 
 
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        (FactsOfCall(ONE), "10.0.0.1"),
-        (FactsOfCall("ipv6:%5B::ffff:10.0.0.1%5D:1"), "10.0.0.1"),
-        (FactsOfCall("ipv6:%5B2001:db8:1:2:ffff::9%5D:1"), "2001:db8:1:2::/64"),
-        (FactsOfCall("ipv6:%5B::1%5D:1"), "::/64"),
-        (FactsOfCall("unix:"), "local"),
-        (FactsOfCall(ONE, "secret"), "key:2bb80d537b1da3e3"),
+        (Call(ONE), "10.0.0.1"),
+        (Call("ipv6:%5B::ffff:10.0.0.1%5D:1"), "10.0.0.1"),
+        (Call("ipv6:%5B2001:db8:1:2:ffff::9%5D:1"), "2001:db8:1:2::/64"),
+        (Call("ipv6:%5B::1%5D:1"), "::/64"),
+        (Call("unix:"), "local"),
+        (Call(ONE, "secret"), "key:2bb80d537b1da3e3"),
     ],
 )
-def test_logs_show_a_host_a_network_or_the_beginning_of_a_digest(call: FactsOfCall, expected: str) -> None:
+def test_logs_show_a_host_a_network_or_the_beginning_of_a_digest(call: Call, expected: str) -> None:
     assert client_text(client_of(call)) == expected
 
 
 def test_a_name_is_the_same_for_a_client_and_for_nobody_else() -> None:
-    one = name_of(client_of(FactsOfCall(ONE)))
-    assert name_of(client_of(FactsOfCall(SAME_HOST))) == one
-    assert (
-        len(
-            {
-                one,
-                name_of(client_of(FactsOfCall(OTHER_HOST))),
-                name_of(client_of(FactsOfCall(ONE, "key"))),
-                name_of(client_of(FactsOfCall(ONE, "other"))),
-            }
-        )
-        == 4
-    )
+    calls = (Call(ONE), Call(SAME_HOST), Call(OTHER_HOST), Call(ONE, "key"), Call(ONE, "other"))
+    one, same, other_host, key, other_key = (name_of(client_of(call)) for call in calls)
+    assert one == same and len({one, other_host, key, other_key}) == 4
     assert len(one) == 33 and "10.0.0.1" not in one
-    assert name_of(client_of(FactsOfCall(ONE, "key"))).partition("/")[0] == one.partition("/")[0], "the host is the same"
+    assert key.partition("/")[0] == one.partition("/")[0], "the host is the same"
 
 
 def test_a_scope_is_that_of_a_key_and_all_without_one_share_theirs() -> None:
-    one, other = (scope_of(client_of(FactsOfCall(ONE, key))) for key in ("a", "b"))
-    assert one == scope_of(client_of(FactsOfCall(OTHER_HOST, "a"))) != other
+    one, other = (scope_of(client_of(Call(ONE, key))) for key in ("a", "b"))
+    assert one == scope_of(client_of(Call(OTHER_HOST, "a"))) != other
     assert one and other and one != "a"
-    assert (
-        scope_of(client_of(FactsOfCall(ONE)))
-        == scope_of(client_of(FactsOfCall(OTHER_HOST)))
-        == scope_of(client_of(FactsOfCall("unix:")))
-        == ""
-    )
+    assert scope_of(client_of(Call(ONE))) == scope_of(client_of(Call(OTHER_HOST))) == scope_of(client_of(Call("unix:"))) == ""
 
 
 def test_whoever_knows_an_address_does_not_know_its_name() -> None:
     """It is another one in another process."""
     program = "from omnistage.router.admission import Client, name_of; print(name_of(Client('10.0.0.1')))"
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
-    assert len(other) == 33 and other != name_of(client_of(FactsOfCall(ONE)))
+    assert len(other) == 33 and other != name_of(client_of(Call(ONE)))
 
 
 # The gate -------------------------------------------------------------------------------------------------------------------------------
@@ -425,22 +408,25 @@ async def test_calls_of_every_shape_pass(channel: grpc.aio.Channel):
     assert [service.name for service in services] == [health.SERVICE_NAME]
 
 
-async def test_errors_pass_too(channel: grpc.aio.Channel):
+@pytest.mark.parametrize(
+    ("method", "message", "code"),
+    [
+        (CHECK, health_pb2.HealthCheckRequest(service="none").SerializeToString(), grpc.StatusCode.NOT_FOUND),
+        ("/none/None", b"", grpc.StatusCode.UNIMPLEMENTED),
+        (CHECK, b"\xff\xff\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+    ids=["an error", "no method", "bytes that are no request"],
+)
+async def test_errors_pass_and_bytes_that_are_no_request_are_refused_as_that(
+    channel: grpc.aio.Channel, method: str, message: bytes, code: grpc.StatusCode
+):
+    call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
     with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="none"), timeout=10)
-    assert raised.value.code() == grpc.StatusCode.NOT_FOUND
-    unknown: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/none/None")
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await unknown(b"", timeout=10)
-    assert raised.value.code() == grpc.StatusCode.UNIMPLEMENTED
-
-
-async def test_bytes_that_are_no_request_are_refused_as_that(channel: grpc.aio.Channel):
-    check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(CHECK)
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await check(b"\xff\xff\xff\xff", timeout=30)
-    told = refusal(raised.value)
-    assert (told.code, told.reason, told.fields) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST", ["request"])
+        await call(message, timeout=30)
+    assert raised.value.code() == code
+    if code == grpc.StatusCode.INVALID_ARGUMENT:
+        told = refusal(raised.value)
+        assert (told.reason, told.fields) == ("BAD_REQUEST", ["request"])
 
 
 @pytest.mark.parametrize("closed", [False, True], ids=["open", "half-closed"])

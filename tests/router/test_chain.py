@@ -17,8 +17,8 @@ import structlog
 from helpers.ask import ask, request
 from helpers.chain import RouterAndStages, addresses_of, good, router_and_stages, toy_chain
 from helpers.converse import ConverseStream
-from helpers.counting import CountingThinker
 from helpers.link import ENDED, Context, bare_peer, listen, say, steady_beat
+from helpers.models import CountingThinker
 from helpers.servers import local_chain, local_router, omni_stub, toy_logic
 from omnistage.models.toy import formulas
 from omnistage.models.toy.stages import ToyOptions

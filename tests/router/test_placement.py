@@ -16,22 +16,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from helpers import hanging, waiting
-from helpers.ask import ask, refusal, request
 from helpers.hanging import BURN
-from helpers.ports import take_address
-from helpers.servers import CHAIN, ServerProcess, local_stage, omni_stub, stage_flags, stage_stub, toy_logic
+from helpers.servers import ServerProcess, local_stage, stage_flags, stage_stub, toy_logic
 from helpers.watching import thinker, until, waiting_session, watched
 from omnistage.connector import shm
-from omnistage.link.channels import Channels
 from omnistage.router import placement as placing
-from omnistage.router.admission import Admission
-from omnistage.router.front import Front, ServedPipeline
-from omnistage.router.pipeline import load_pipeline
 from omnistage.router.placement import DRAINING, LOST, SERVING, STARTING, Placement, capacity
 from omnistage.router.process import ReplicaProcess
-from omnistage.router.telemetry import RouterMetrics
 from omnistage.v1 import stage_pb2
-from omnistage.wire.channel import Credentials
 from omnistage.wire.errors import StageError
 
 
@@ -99,10 +91,7 @@ async def test_a_replica_with_other_ports_gets_no_session() -> None:
 
 
 async def test_a_replica_that_puts_out_more_gets_sessions_and_one_that_puts_out_less_gets_none() -> None:
-    async with AsyncExitStack() as exits:
-        stages = [await exits.enter_async_context(local_stage(toy_logic(kind))) for kind in ("thinker", "thinker")]
-        placement = await exits.enter_async_context(watched({"thinker": [stage.address for stage in stages]}))
-        await until(placement, {stage.address: SERVING for stage in stages})
+    async with replicas_on("here", "here") as (placement, _):
         description = placement.all()[0].description
         assert description is not None
         older, newer = stage_pb2.DescribeResponse(), stage_pb2.DescribeResponse()
@@ -304,77 +293,36 @@ async def test_the_end_of_a_replica_at_rest_is_seen_at_once_and_its_silence_when
             await until(placement, {one.address: LOST, other.address: SERVING})
 
 
-# Nobody yet --------------------------------------------------------------------------------------------------------------------------
-
-
-async def test_a_router_without_stages_says_come_again() -> None:
-    server = grpc.aio.server()
-    channels = Channels(Credentials())
-    pipeline = load_pipeline("toy")
-    served = {"toy": ServedPipeline(pipeline, Placement(channels, {kind: [take_address()] for kind in CHAIN}))}
-    front = Front(served, channels, Admission(lambda: 4, 1.0), RouterMetrics(), stall_limit_s=1, session_limit_s=5)
-    front.register(server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        async with omni_stub(f"127.0.0.1:{port}") as stub:
-            for model in ("", "toy"):
-                with pytest.raises(grpc.aio.AioRpcError) as failed:
-                    await ask(stub, request("hello", model=model))
-                told = refusal(failed.value)
-                assert (told.code, told.reason) == (grpc.StatusCode.UNAVAILABLE, "STARTING")
-                assert "its thinker has not answered yet" in told.message
-                assert told.retry_delay_s is not None
-    finally:
-        await server.stop(0)
-        await channels.close()
-
-
 # Places ---------------------------------------------------------------------------------------------------------------------------------
 
 
-MOST = {"thinker": 7, "second thinker": 5, "talker": 2, "second talker": 3}
-
-Pipelines = Sequence[Mapping[str, Sequence[str]]]
-
-
-@asynccontextmanager
-async def pipelines_of(pipelines: Pipelines) -> AsyncIterator[list[Placement]]:
-    """A placement for each pipeline; its stages are names of MOST, by kind."""
-    async with AsyncExitStack() as exits:
-        addresses = {}
-        for name, most in MOST.items():
-            stage = await exits.enter_async_context(local_stage(toy_logic(name.rpartition(" ")[2]), max_sessions=most))
-            addresses[name] = stage.address
-        placements = []
-        for pipeline in pipelines:
-            replicas = {kind: [addresses[name] for name in names] for kind, names in pipeline.items()}
-            placements.append(await exits.enter_async_context(watched(replicas)))
-            await until(placements[-1], dict.fromkeys((address for found in replicas.values() for address in found), SERVING))
-        yield placements
+PLACES = {"thinker1": 7, "thinker2": 5, "talker1": 2, "talker2": 3}
 
 
 @pytest.mark.parametrize(
     ("pipelines", "places"),
     [
-        pytest.param([{"thinker": ["thinker"], "talker": ["talker", "second talker"]}], 5, id="the scarcest stage"),
-        pytest.param([{"thinker": ["thinker"], "talker": ["talker"]}] * 2, 2, id="two that are the same"),
-        pytest.param([{"thinker": ["thinker"], "talker": ["talker"]}, {"thinker": ["thinker"]}], 7, id="the whole of a shared stage"),
-        pytest.param(
-            [{"thinker": ["thinker"], "talker": ["talker"]}, {"thinker": ["second thinker"], "talker": ["talker", "second talker"]}],
-            5,
-            id="one replica of two is shared",
-        ),
-        pytest.param(
-            [{"thinker": ["thinker"], "talker": ["talker"]}, {"thinker": ["second thinker"], "talker": ["second talker"]}],
-            5,
-            id="nothing is shared",
-        ),
+        pytest.param(["thinker1 talker1 talker2"], 5, id="the scarcest stage"),
+        pytest.param(["thinker1 talker1"] * 2, 2, id="two that are the same"),
+        pytest.param(["thinker1 talker1", "thinker1"], 7, id="the whole of a shared stage"),
+        pytest.param(["thinker1 talker1", "thinker2 talker1 talker2"], 5, id="one replica of two is shared"),
+        pytest.param(["thinker1 talker1", "thinker2 talker2"], 5, id="nothing is shared"),
         pytest.param([], 1, id="nothing at all"),
     ],
 )
-async def test_a_replica_counts_once_however_many_pipelines_have_it(pipelines: Pipelines, places: int):
-    async with pipelines_of(pipelines) as placements:
+async def test_a_replica_counts_once_however_many_pipelines_have_it(pipelines: Sequence[str], places: int):
+    """pipelines: the stages of each."""
+    async with AsyncExitStack() as exits:
+        addresses, placements = dict[str, str](), list[Placement]()
+        for name, max_sessions in PLACES.items():
+            stage = await exits.enter_async_context(local_stage(toy_logic(name[:-1]), max_sessions=max_sessions))
+            addresses[name] = stage.address
+        for names in map(str.split, pipelines):
+            replicas: dict[str, list[str]] = {}
+            for name in names:
+                replicas.setdefault(name[:-1], []).append(addresses[name])
+            placements.append(await exits.enter_async_context(watched(replicas)))
+            await until(placements[-1], {addresses[name]: SERVING for name in names})
         assert capacity(placements) == places
 
 
@@ -398,8 +346,7 @@ async def test_one_that_was_stopped_and_wakes(tmp_path: Path) -> None:
             finally:
                 os.kill(stage.pid, signal.SIGCONT)
             await until(placement, {stage.address: SERVING})
-    (lost,) = [line for line in lines if line["event"] == "replica.lost"]
-    (suspect,) = [line for line in lines if line["event"] == "replica.suspect"]
+    lost, suspect = [line for line in lines if line["event"] in ("replica.lost", "replica.suspect")]
     begun, back = [line for line in lines if line["event"] == "replica.state"]
     assert "process" not in begun
     told: list[Mapping[str, Any]] = [lost, suspect, known]
