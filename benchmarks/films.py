@@ -20,7 +20,7 @@ from diffusers import AutoencoderKLWan, AutoencoderOobleck
 from numpy.typing import NDArray
 
 from benchmarks.figures import Figure, Report, median
-from helpers.peak import Peak
+from helpers.memory import Peak
 from helpers.servers import stack
 from omnistage.client import AsyncOmni, Progress, VideoDelta
 from omnistage.models.diffusers.films import PIXELS

@@ -19,9 +19,9 @@ import torch
 from benchmarks import by_hand
 from benchmarks.figures import Figure, Report, arguments, median
 from helpers.fleet import Fleet, fleet
+from helpers.models import ROW_PORTS, RowInputs
 from helpers.run import RunStream, messages, open_of, run_once
 from helpers.servers import omni_stub, stage_stub
-from helpers.speaking import ROW_PORTS, RowInputs
 from helpers.waiting import until
 from omnistage.engine.engine import Engine
 from omnistage.engine.memory import PAGE_ROWS

@@ -12,14 +12,19 @@ import torch
 
 from helpers import arithmetic
 from helpers.arithmetic import GIVEN, IDS, TAPS, engine, prompt_items
+from helpers.tiny import TAPPED, TINY, tiny_weights
+from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.engine import Engine
+from omnistage.engine.head import TokenHead
 from omnistage.engine.request import Given, Prompt, SequenceEvent, SequenceRequest
+from omnistage.engine.scheduler import SchedulerLimits
 from omnistage.engine.sequence import SequenceStream
 from omnistage.models.conversation import Media
 from omnistage.models.interface import (
     BadRequest,
     Content,
+    ElementType,
     FinishReason,
     Frames,
     ModelInfo,
@@ -187,3 +192,30 @@ class ArithmeticTalker(OnEngine):
 def frames_by_hand(rows: np.ndarray, seed: int) -> list[tuple[int, ...]]:
     """The codes that the Talker says for rows."""
     return arithmetic.answer(OPENING, seed, len(rows) + TAIL, rows.tolist())[0]
+
+
+class TinyThinker(ArithmeticThinker):
+    """With the decoder of tiny.py in bfloat16, whose rows go out as they are. It reads the bytes of a conversation, and says the numbers of
+    its tokens."""
+
+    def __init__(self) -> None:
+        text = PortSpec("text", Content.TEXT, compact=True)
+        width = TINY.hidden_size
+        rows = (PortSpec(name, Content.TENSOR, width=width, element_type=ElementType.BFLOAT16) for name in ("prompt", "hidden"))
+        decoder = PackedDecoder(TINY, tiny_weights(torch.bfloat16), TAPPED)
+        limits = SchedulerLimits(max_sequences=8, max_waiting=with_resumed(SESSIONS))
+        own = Engine(decoder, TokenHead(decoder.logits), pages=100, limits=limits, poison=True)
+        OnEngine.__init__(self, ModelInfo("tiny-thinker", "1", (), (text, *rows), SESSIONS, inputs=("text",)), own)
+
+    def asked(self, request: TextRequest) -> SequenceRequest:
+        return SequenceRequest(
+            Prompt.of_tokens("".join(turn.text for turn in request.turns).encode(), request.scope.encode()),
+            request.seed,
+            request.max_tokens + 1,
+            request.sampling,
+            history=tuple((token_id,) for token_id in request.history),
+            client=request.client,
+        )
+
+    def tokens(self, stream: SequenceStream) -> EngineStream[torch.Tensor]:
+        return stream

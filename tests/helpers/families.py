@@ -311,7 +311,7 @@ CASES = (
         "thinker",
         asks("thinker", prompt=PROMPT, max_tokens=20),
         slow=True,
-        own=partial(of_helper, "thinker", "helpers.tiny_thinker:TinyThinker"),
+        own=partial(of_helper, "thinker", "helpers.arithmetic_models:TinyThinker"),
         name="tiny-thinker-bf16",
     ),
     Case("test-engine", "thinker", looked_only, slow=True),

@@ -24,11 +24,9 @@ import subprocess
 import sys
 import termios
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NoReturn, cast
-
-from helpers.forks import start
 
 BEGUN = dict(os.environ)
 
@@ -119,9 +117,23 @@ class Server:
         key = " ".join([*programs, str(turn)])
         if key not in self._shared or self._shared[key][2].poll() is not None:
             path = f"{self._listener.getsockname()}{next(self._numbers)}"
-            connection, process = start(programs, path, dict(os.environ))
+            connection, process = start_server(programs, path, dict(os.environ))
             self._shared[key] = (path, connection, process)
         return self._shared[key][0]
+
+
+def start_server(programs: Sequence[str], path: str, variables: Mapping[str, str]) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Start a fork server that listens at a path, or at none if that is empty; returns the connection with which it ends, and it."""
+    with ExitStack() as stack:
+        connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        passed = [stack.enter_context(theirs)]
+        if path:
+            passed.append(stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)))
+            passed[1].bind(path)
+            passed[1].listen()
+        numbers = [one.fileno() for one in passed]
+        command = [sys.executable, "-m", "helpers.forkserver", ",".join(map(str, numbers)), *programs]
+        return connection, subprocess.Popen(command, pass_fds=numbers, env=variables)
 
 
 def _import_once(modules: Sequence[str]) -> None:

@@ -16,16 +16,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from helpers.http_servers import running
+from helpers.http_servers import Handler, running
 from helpers.processes import StartedProcess
 
 LARGE = (".safetensors", ".bin", ".pt")
-BLOCK = 1 << 20
 REPOSITORY = r"(?P<name>[^/]+/[^/]+)"
 ROUTES = {
     "info": re.compile(rf"/api/models/{REPOSITORY}(?:/revision/(?P<revision>[^/]+))?"),
@@ -125,9 +124,12 @@ class HubServer:
 def hub_server() -> Iterator[HubServer]:
     """A hub without repositories, and its storage."""
     hub = HubServer()
-    servers = [_Server(hub, host) for host in ("hub", "storage")]
-    hub.endpoint, hub.storage = (f"http://127.0.0.1:{server.server_port}" for server in servers)
-    with running(servers, hub.over):
+    servers = [
+        ThreadingHTTPServer(("127.0.0.1", 0), type("_HandlerOfHost", (_Handler,), {"hub": hub, "host": host}))
+        for host in ("hub", "storage")
+    ]
+    with running(servers, hub.over) as ports:
+        hub.endpoint, hub.storage = (f"http://127.0.0.1:{port}" for port in ports)
         yield hub
 
 
@@ -169,28 +171,12 @@ def fetched(environment: Mapping[str, str], *names: str, list_limit_s: float | N
     return [json.loads(line) for line in out.splitlines()]
 
 
-class _Server(ThreadingHTTPServer):
-    def __init__(self, hub: HubServer, host: str) -> None:
-        self.hub = hub
-        self.host = host
-        super().__init__(("127.0.0.1", 0), _Handler)
+class _Handler(Handler):
+    hub: HubServer
+    host: str
 
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: _Server
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing goes to stderr."""
-
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def do_GET(self) -> None:
-        self._answer()
-
-    def _answer(self) -> None:
-        hub, path = self.server.hub, urlsplit(self.path).path
+    def answer(self) -> None:
+        hub, path = self.hub, urlsplit(self.path).path
         matches = {route: match for route, pattern in ROUTES.items() if (match := pattern.fullmatch(path))}
         if not matches:
             self._note(f"api {path}")
@@ -201,7 +187,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._stored(found["sha256"])
         self._note(found.get("path", f"api {route}"))
         if hub.page is not None:
-            return self._drip(hub.page) if hub.drips else self._send(200, hub.page, {"Content-Type": "text/html"})
+            return self._drip(hub.page) if hub.drips else self.send(200, hub.page, {"Content-Type": "text/html"})
         if hub.status:
             return self._refuse(hub.status, "")
         repository = hub.repositories.get(found["name"])
@@ -227,11 +213,11 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"X-Repo-Commit": commit, "ETag": f'"{file.oid}"'}
         if path.endswith(LARGE):
             headers |= {"X-Linked-Etag": f'"{file.sha256}"', "X-Linked-Size": str(file.size)}
-            return self._send(302, b"", {**headers, "Location": f"{self.server.hub.storage}/stored/{file.sha256}"})
-        return self._send(200, file.data, headers)
+            return self.send(302, b"", {**headers, "Location": f"{self.hub.storage}/stored/{file.sha256}"})
+        return self.send(200, file.data, headers)
 
     def _stored(self, sha256: str) -> None:
-        hub = self.server.hub
+        hub = self.hub
         all_files = [entry for repository in hub.repositories.values() for files in repository.commits.values() for entry in files.items()]
         path, file = next(entry for entry in all_files if entry[1].sha256 == sha256)
         self._note(path)
@@ -243,7 +229,7 @@ class _Handler(BaseHTTPRequestHandler):
         data = file.data[first:]
         if path in hub.damaged:
             data = bytes(len(data))
-        self._send(206 if first else 200, data, headers, cut if stall is None else stall)
+        self.send(206 if first else 200, data, headers, cut if stall is None else stall)
         if stall is not None:
             hub.over.wait()
         if cut is not None or stall is not None:
@@ -251,8 +237,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def _note(self, what: str) -> None:
-        asked = HubRequest(self.server.host, self.command, what, self.headers.get("Range", ""), self._token(), self.headers["User-Agent"])
-        self.server.hub.asked.append(asked)
+        asked = HubRequest(self.host, self.command, what, self.headers.get("Range", ""), self._token(), self.headers["User-Agent"])
+        self.hub.asked.append(asked)
 
     def _token(self) -> str:
         return self.headers.get("Authorization", "").removeprefix("Bearer ")
@@ -265,28 +251,15 @@ class _Handler(BaseHTTPRequestHandler):
         with suppress(ConnectionError):
             for value in body:
                 self.wfile.write(bytes([value]))
-                if self.server.hub.over.wait(0.1):
+                if self.hub.over.wait(0.1):
                     return
 
     def _json(self, value: object) -> None:
-        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+        self.send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
     def _refuse(self, status: int, code: str, headers: Mapping[str, str] | None = None) -> None:
         body = json.dumps({"error": "Refused\nin two lines."}).encode()
-        self._send(status, body, {**(headers or {}), "Content-Type": "application/json", **({"X-Error-Code": code} if code else {})})
-
-    def _send(self, status: int, body: bytes, headers: Mapping[str, str], most: int | None = None) -> None:
-        """most: bytes of the body that are really sent."""
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            try:
-                for first in range(0, len(body) if most is None else most, BLOCK):
-                    self.wfile.write(body[first : min(first + BLOCK, len(body) if most is None else most)])
-            except (BrokenPipeError, ConnectionResetError):
-                self.close_connection = True  # The client was interrupted.
+        self.send(status, body, {**(headers or {}), "Content-Type": "application/json", **({"X-Error-Code": code} if code else {})})
 
 
 def _info(name: str, commit: str, siblings: list[dict[str, object]]) -> dict[str, object]:
@@ -294,16 +267,19 @@ def _info(name: str, commit: str, siblings: list[dict[str, object]]) -> dict[str
 
 
 def _siblings(files: Mapping[str, File]) -> dict[str, dict[str, object]]:
+    """The files as the information about a commit lists them."""
     return {
-        path: {"rfilename": path, "size": file.size, "blobId": file.oid}
-        | ({"lfs": {"sha256": file.sha256, "size": file.size, "pointerSize": 134}} if path.endswith(LARGE) else {})
-        for path, file in files.items()
+        path: {"rfilename": path, "size": file.size, "blobId": file.oid} | _of_large(path, file, "sha256") for path, file in files.items()
     }
 
 
 def _entries(files: Mapping[str, File]) -> dict[str, dict[str, object]]:
+    """The files as the tree of a commit lists them."""
     return {
-        path: {"type": "file", "path": path, "size": file.size, "oid": file.oid}
-        | ({"lfs": {"oid": file.sha256, "size": file.size, "pointerSize": 134}} if path.endswith(LARGE) else {})
+        path: {"type": "file", "path": path, "size": file.size, "oid": file.oid} | _of_large(path, file, "oid")
         for path, file in files.items()
     }
+
+
+def _of_large(path: str, file: File, digest: str) -> dict[str, object]:
+    return {"lfs": {digest: file.sha256, "size": file.size, "pointerSize": 134}} if path.endswith(LARGE) else {}

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from omnistage.models.family import Family, ModelEntry
 from omnistage.models.options import LoadOptions, validate_options
 from omnistage.models.toy.stages import ToyOptions, ToyThinker
@@ -49,3 +51,14 @@ def reading(pipe: Path) -> Iterator[None]:
     """Entered when somebody has begun to read; who reads comes to its end when this is left."""
     with pipe.open("wb"):
         yield
+
+
+def bring(folder: Path, family: str, code: str, monkeypatch: pytest.MonkeyPatch, *paths: str) -> None:
+    """Whatever is started from now on has it. family: its name. code: a module whose FAMILY it is. paths: further folders on their path."""
+    site = folder / "site"
+    info = site / "bringing-1.dist-info"
+    info.mkdir(parents=True)
+    (site / "bringing.py").write_text(code)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bringing\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[omnistage.families]\n{family} = bringing:FAMILY\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(site), *paths, os.environ.get("PYTHONPATH", "")])))

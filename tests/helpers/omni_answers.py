@@ -18,8 +18,7 @@ from helpers.omni_family import STEPS, OmniFamily
 from helpers.omni_parity import DISTINCT, earlier, parts
 from helpers.omni_reference import OmniReference, Seen
 from helpers.qwen3_speech import Qwen3Speech
-from helpers.speech_reference import PENALTY, SpeechReference
-from helpers.wave_reference import WaveReference
+from helpers.speech_reference import PENALTY, SpeechReference, WaveReference
 from omnistage.models.conversation import Media, Turn
 from omnistage.models.qwen2_5_omni import config as qwen2_5
 from omnistage.models.qwen2_5_omni import thinker as qwen2_5_thinker

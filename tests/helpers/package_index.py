@@ -12,13 +12,13 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from io import BytesIO
 from urllib.parse import urlsplit
 
 import pytest
 
-from helpers.http_servers import running
+from helpers.http_servers import Handler, running
 
 RANGE = re.compile(r"bytes=(?P<first>\d*)-(?P<last>\d*)")
 
@@ -96,37 +96,21 @@ class PackageIndex:
 def package_index() -> Iterator[PackageIndex]:
     """An index without packages, and its storage."""
     index = PackageIndex()
-    servers = [_Server(index) for _ in range(2)]
-    index.address, index.storage = (f"127.0.0.1:{server.server_port}" for server in servers)
-    with running(servers, index.over):
+    servers = [ThreadingHTTPServer(("127.0.0.1", 0), type("_HandlerOfIndex", (_Handler,), {"index": index})) for _ in range(2)]
+    with running(servers, index.over) as ports:
+        index.address, index.storage = (f"127.0.0.1:{port}" for port in ports)
         yield index
 
 
-class _Server(ThreadingHTTPServer):
-    def __init__(self, index: PackageIndex) -> None:
-        self.index = index
-        super().__init__(("127.0.0.1", 0), _Handler)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: _Server
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing goes to stderr."""
+class _Handler(Handler):
+    index: PackageIndex
 
     def handle(self) -> None:
         with suppress(ConnectionError):  # the client was killed
             super().handle()
 
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def do_GET(self) -> None:
-        self._answer()
-
-    def _answer(self) -> None:
-        index, path = self.server.index, urlsplit(self.path).path
+    def answer(self) -> None:
+        index, path = self.index, urlsplit(self.path).path
         agent = self.headers["User-Agent"].partition("/")[0]
         index.asked.append(IndexRequest(self.command, path, self.headers.get("Range", ""), agent))
         if index.login and self.headers.get("Authorization", "") != f"Basic {base64.b64encode(index.login.encode()).decode()}":
@@ -144,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._file(name, wheel)
 
     def _links(self, package: str) -> str:
-        index, links = self.server.index, list[str]()
+        index, links = self.index, list[str]()
         for name, content in index.files.items():
             if name.partition("-")[0].replace("_", "-") == package:
                 said = index.hashes.get(name, hashlib.sha256(content).hexdigest())
@@ -154,7 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
         return "\n".join(links)
 
     def _file(self, name: str, content: bytes) -> None:
-        index, size = self.server.index, len(content)
+        index, size = self.index, len(content)
         asked = RANGE.fullmatch(self.headers.get("Range", "")) if index.has_ranges else None
         first, last = 0, size - 1
         if asked is not None and asked["first"]:
@@ -179,17 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def _send(self, status: int, body: bytes, headers: Mapping[str, str], most: int | None = None) -> None:
-        """most: bytes of the body that are really sent."""
-        self.send_response(status)
-        size = {"Content-Length": str(len(body))} if self.server.index.has_sizes or status >= 300 else {"Connection": "close"}
-        for name, value in {**headers, **size}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            try:
-                self.wfile.write(body[:most])
-            except (BrokenPipeError, ConnectionResetError):
-                self.close_connection = True  # the client has left
+        self.send(status, body, headers, most, has_size=self.index.has_sizes or status >= 300)
 
 
 def _metadata(wheel: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Which processes a test started, however deep, and waiting for their end without polling."""
+"""Which processes a test started, however deep, waiting for their end without polling, and a machine that has other things to do."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -107,3 +107,20 @@ def _environment(folder: Path) -> bytes:
         return (folder / "environ").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return b""
+
+
+LOOPS_PER_CORE = 4
+
+
+@contextmanager
+def busy_cores() -> Iterator[None]:
+    """Processes that want all there is of every core: four to a core, so that whoever else wants it gets a fifth of it or less."""
+    loops: list[subprocess.Popen[bytes]] = []
+    try:
+        for _ in range(LOOPS_PER_CORE * (os.cpu_count() or 1)):
+            loops.append(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()

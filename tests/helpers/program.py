@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from helpers import forks, surroundings
+from helpers import forkserver, surroundings
 from helpers.processes import FORKED, StartedProcess
 
 SEEDS = 2
@@ -184,7 +184,7 @@ def connect(path: str) -> ForkServer:
 def begin(programs: Sequence[str], variables: Mapping[str, str], path: str = "") -> ForkServer:
     """Start a fork server of this process. path: where others find it; empty: nowhere."""
     search_path = os.pathsep.join(filter(None, [surroundings.TESTS, variables.get("PYTHONPATH")]))
-    return ForkServer(*forks.start(programs, path, {**variables, "PYTHONPATH": search_path}))
+    return ForkServer(*forkserver.start_server(programs, path, {**variables, "PYTHONPATH": search_path}))
 
 
 _servers: dict[tuple[int, Sequence[str], int], ForkServer] = {}

@@ -9,14 +9,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from helpers.http_servers import running
+from helpers.http_servers import Handler, running
 
-Answer = Callable[[BaseHTTPRequestHandler], None]
+Answer = Callable[[Handler], None]
 
 
 @dataclass
@@ -33,25 +33,12 @@ class Web:
     def lay(self, path: str, data: bytes, media_type: str = "application/octet-stream") -> None:
         """Lays data at a path."""
 
-        def answer(handler: BaseHTTPRequestHandler) -> None:
-            handler.send_response(200)
-            handler.send_header("Content-Type", media_type)
-            handler.send_header("Content-Length", str(len(data)))
-            handler.end_headers()
-            handler.wfile.write(data)
-
-        self.places[path] = answer
+        self.places[path] = lambda handler: handler.send(200, data, {"Content-Type": media_type})
 
     def send_on(self, path: str, to: str) -> None:
         """Sends each client that asks for a path on to another one."""
 
-        def answer(handler: BaseHTTPRequestHandler) -> None:
-            handler.send_response(302)
-            handler.send_header("Location", to)
-            handler.send_header("Content-Length", "0")
-            handler.end_headers()
-
-        self.places[path] = answer
+        self.places[path] = lambda handler: handler.send(302, b"", {"Location": to})
 
 
 @contextmanager
@@ -65,24 +52,16 @@ def web(folder: Path) -> Iterator[Web]:
     subprocess.run([*command, *names, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True, timeout=60)
     told = Web(certificate)
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    class PlacesHandler(Handler):
         timeout = 30
 
-        def do_GET(self) -> None:
+        def answer(self) -> None:
             told.asked.append(self.path)
-            answer = told.places.get(self.path)
-            if answer is None:
-                self.send_error(404)
-            else:
-                answer(self)
-
-        def log_message(self, format: str, *args: object) -> None:
-            return
+            told.places.get(self.path, lambda handler: handler.send_error(404))(self)
 
     trust = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trust.load_cert_chain(certificate, key)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), PlacesHandler)
     # Each connection shakes hands on its own thread: one that does not would keep the others out.
     server.socket = trust.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     told.port = server.server_address[1]

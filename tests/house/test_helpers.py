@@ -17,7 +17,7 @@ SHARED_BY_ONE = {
     "client_program": "runs by itself, in environments at both ends of the dependencies",
     "misled": "runs by itself, in place of a router",
     "sharing": "is a plugin of pytest",
-    "forkserver": "is a program, which `forks` starts",
+    "forkserver": "is a program, which `program` starts",
     "saved_versions": "is a program too, which writes the files that a test compares with",
     "ranks": "its functions run in other processes, which import them by name",
     "reader": "its functions run in other processes, which import them by name",
@@ -25,7 +25,6 @@ SHARED_BY_ONE = {
     "corpus_sounds": "is data of the corpus",
     "daemon": "serves the container test, which would have 600 lines with it",
     "images": "serves the container test, which would have 600 lines with it",
-    "machine": "serves the container test, which would have 600 lines with it",
     "page_picture": "takes a picture of the docs anew, and a test runs it",
     "qwen3_speech": "is what `omni_answers` asks of one of its families",
 }

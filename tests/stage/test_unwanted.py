@@ -7,8 +7,8 @@ import asyncio
 import grpc
 import pytest
 
-from helpers.counting import CountingThinker
 from helpers.link import ENDED, Context, bare_peer, listen, say
+from helpers.models import CountingThinker
 from helpers.run import RunAnswer, RunStream, open_of, run_interrupted, run_once
 from helpers.servers import all_free, local_stage, stage_stub
 from omnistage.models.toy import formulas

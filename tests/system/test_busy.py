@@ -12,9 +12,9 @@ import pytest
 
 from helpers import lengths
 from helpers.ask import ask, refusal, request
-from helpers.busy import busy_cores
 from helpers.disturbed import disturbed
 from helpers.fleet import fleet
+from helpers.processes import busy_cores
 from helpers.servers import all_free, omni_stub, stack
 from omnistage.v1 import omni_pb2_grpc
 

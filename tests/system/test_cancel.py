@@ -11,9 +11,9 @@ import grpc.aio
 
 from helpers import lengths
 from helpers.ask import ask, request
+from helpers.memory import files_of, left_of
 from helpers.run import PLENTY, params
 from helpers.servers import ServerProcesses, all_free, is_free, omni_stub, stack, stage_stub, watch_until
-from helpers.shared_memory import files_of, left_of
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2, stage_pb2_grpc
 
 

@@ -24,8 +24,7 @@ import pytest
 from benchmarks.asr import recognise, recogniser, word_error_rate
 from helpers import daemon as daemons
 from helpers import images, lengths
-from helpers.daemon import Daemon, compose_program
-from helpers.machine import Machine, processes_in
+from helpers.daemon import Daemon, Machine, compose_program, processes_in
 
 # Beside other tests, though it looks at the whole machine: what the daemon could change there is changed by no other test.
 pytestmark = [pytest.mark.timeout(1200)]

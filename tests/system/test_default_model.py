@@ -14,8 +14,8 @@ import pytest_asyncio
 from benchmarks.asr import recognise, recogniser, word_error_rate
 from helpers import lengths, servers
 from helpers.disturbed import report_of
+from helpers.memory import files_of, left_of
 from helpers.servers import all_free
-from helpers.shared_memory import files_of, left_of
 from omnistage.cli.stack.pipelines import Choice, layout_of
 from omnistage.cli.stack.stack import Stack
 from omnistage.client import AsyncOmni, AudioChunk, BadRequestError, TextDelta
@@ -132,7 +132,7 @@ async def test_say_speaks_exactly_this_text(address: str) -> None:
 
 @lengths.long_form(
     "router/test_front.py::test_odd_texts_get_an_answer",
-    "models/test_prepared_thinker.py::test_a_huge_prompt_is_refused_and_the_short_ones_beside_it_go_on",
+    "models/test_smol_thinker.py::test_a_huge_prompt_is_refused_and_the_short_ones_beside_it_go_on",
     "models/test_talker.py::test_nothing_to_say_ends_properly",
 )
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
 from helpers import waiting
-from helpers.pages import has_huge_pages, huge_kib
+from helpers.memory import has_huge_pages, huge_kib
 from helpers.run import RunStream, open_of, row_chunks
 from helpers.servers import NotReady, ServerProcess, ServerProcesses, stack, stage_flags, stage_stub, watch_until
 from omnistage.models.smol.store import model_directory

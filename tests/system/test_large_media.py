@@ -9,7 +9,7 @@ import pytest
 
 from helpers.converse import PIECE, ConverseStream, TurnFailed, on_port, zeros
 from helpers.lengths import LONG
-from helpers.peak import Peak
+from helpers.memory import Peak
 from helpers.servers import ServerProcesses, all_free, omni_stub, stack
 from omnistage.models.toy import formulas
 from omnistage.v1 import omni_pb2, stage_pb2

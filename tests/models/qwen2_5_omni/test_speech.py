@@ -12,7 +12,7 @@ import numpy as np
 from safetensors.torch import load_file, save_file
 
 from helpers import lengths, media_files
-from helpers.speaking import speak
+from helpers.models import speak
 from helpers.speech_reference import PENALTY, SpeechReference, SpokenCodes
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.interface import Sampling, SpeechRequest, TextRequest

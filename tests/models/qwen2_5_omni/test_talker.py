@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from helpers import lengths
-from helpers.speaking import ROW_PORTS, RowInputs, speak
+from helpers.models import ROW_PORTS, RowInputs, speak
 from helpers.waiting import until
 from omnistage.engine.memory import PAGE_ROWS, page_bytes
 from omnistage.models.checkpoint.files import BadCheckpoint

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 
-from helpers.speaking import RowInputs
+from helpers.models import RowInputs
 from helpers.talker_reference import TalkerReference
 from helpers.waiting import until
 from omnistage.models.interface import Piece, Profile, Sampling, SpeechRequest, TensorRows, WaveRequest

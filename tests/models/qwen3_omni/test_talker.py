@@ -20,8 +20,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers import lengths
+from helpers.models import RowInputs
 from helpers.packed import in_blocks
-from helpers.speaking import RowInputs
 from helpers.talker_loop import PENALTY
 from helpers.talker_reference import CHAT, SIZES, TTS, TalkerConversation, TalkerReference
 from helpers.waiting import until

@@ -1,9 +1,11 @@
-"""The pages that the kernel of this machine has."""
+"""The memory of processes: huge pages, the most that one held, and files of shared memory, which others may have, too."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+
+from helpers.processes import open_files
 
 HUGE_KIB = 2048
 
@@ -35,3 +37,37 @@ def _whole_kib(addresses: str) -> int:
     """The blocks of huge pages that lie in a mapping, together."""
     begin, end = (int(address, 16) >> 10 for address in addresses.split("-"))
     return max(0, end // HUGE_KIB - -(-begin // HUGE_KIB)) * HUGE_KIB
+
+
+class Peak:
+    """The most memory that a process held since the last look, in bytes."""
+
+    def __init__(self, pid: int) -> None:
+        self._folder = Path("/proc") / str(pid)
+        self.before = self._resident("VmRSS")
+        (self._folder / "clear_refs").write_text("5")
+
+    @property
+    def growth(self) -> int:
+        return self._resident("VmHWM") - self.before
+
+    def _resident(self, name: str) -> int:
+        lines = dict(line.split(":", 1) for line in (self._folder / "status").read_text().splitlines())
+        return int(lines[name].split()[0]) << 10
+
+
+MOUNT = Path("/dev/shm")
+OURS = f"{MOUNT}/omnistage-"
+
+
+def files_of(pid: int) -> set[str]:
+    """The shared-memory files of omnistage that a process has mapped or open."""
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    mapped = {line.split(maxsplit=5)[5].removesuffix(" (deleted)") for line in maps if OURS in line}
+    opened = {target for _, target in open_files(pid)}
+    return {Path(name).name for name in mapped | {name for name in opened if name.startswith(OURS)}}
+
+
+def left_of(names: set[str]) -> set[str]:
+    """Those of these files that are still there."""
+    return {name for name in names if (MOUNT / name).exists()}
