@@ -108,14 +108,8 @@ class ClientLoad:
             result = CANCELLED
         except AssertionError as error:
             result, wrong = WRONG, f"{question}: {error}"
-        except TurnFailed as error:
-            result, wrong = self._judge_turn(error, client, begun)
-            delay_s = RETRY_DELAY_S
-        except grpc.aio.AioRpcError as error:
-            result, wrong = self._judge_stub(error, client, begun)
-            delay_s = RETRY_DELAY_S
-        except OmniError as error:
-            result, wrong = self._judge_library(error, begun)
+        except (TurnFailed, grpc.aio.AioRpcError, OmniError) as error:
+            result, wrong = self._judge(error, client, begun)
             delay_s = RETRY_DELAY_S
         outcome = Outcome(client, result, time.monotonic() - begun, failovers, router_losses, wrong, delay_s)
         self.outcomes.append(outcome)
@@ -136,6 +130,14 @@ class ClientLoad:
         return SpeechQuestion(f"question {self._number}", self._rng.randrange(1 << 32), length, outputs)
 
     # Judging -------------------------------------------------------------------------------------------------------------------------
+
+    def _judge(self, error: TurnFailed | grpc.aio.AioRpcError | OmniError, client: str, begun: float) -> tuple[str, str]:
+        match error:
+            case TurnFailed():
+                return self._judge_turn(error, client, begun)
+            case grpc.aio.AioRpcError():
+                return self._judge_stub(error, client, begun)
+        return self._judge_library(error, begun)
 
     def _judge_stub(self, error: grpc.aio.AioRpcError, client: str, begun: float) -> tuple[str, str]:
         try:
@@ -177,12 +179,20 @@ class ClientLoad:
 
     # Clients. Each returns the failovers it was told of, and the routers it lost --------------------------------------------------------
 
-    async def _stub(self, question: Question) -> tuple[int, int]:
-        heard = EventsOfAnswer(question)
-        async for event in self._shared.Generate(question.request(), timeout=TIMEOUT_S):
+    async def _read_all(
+        self, stub: omni_pb2_grpc.OmniServiceAsyncStub, question: Question, pause_s: Callable[[int], float] = lambda number: 0.0
+    ) -> tuple[int, int]:
+        """pause_s: after the event with this number."""
+        heard, number = EventsOfAnswer(question), 0
+        async for event in stub.Generate(question.request(), timeout=TIMEOUT_S):
             heard.take(event)
+            number += 1
+            await asyncio.sleep(pause_s(number))
         heard.check_whole()
         return heard.failovers, 0
+
+    async def _stub(self, question: Question) -> tuple[int, int]:
+        return await self._read_all(self._shared, question)
 
     async def _library(self, question: Question) -> tuple[int, int]:
         collected = Collected(question)
@@ -203,25 +213,13 @@ class ClientLoad:
         return collected.failovers, collected.router_losses
 
     async def _slow(self, question: Question) -> tuple[int, int]:
-        heard = EventsOfAnswer(question)
-        async for event in self._shared.Generate(question.request(), timeout=TIMEOUT_S):
-            heard.take(event)
-            await asyncio.sleep(self._rng.uniform(0, 0.05))
-        heard.check_whole()
-        return heard.failovers, 0
+        return await self._read_all(self._shared, question, lambda number: self._rng.uniform(0, 0.05))
 
     async def _stops_reading(self, question: Question) -> tuple[int, int]:
-        heard = EventsOfAnswer(question)
+        last = self._rng.randrange(60)
         async with grpc.aio.insecure_channel(self._house.router, options=NARROW) as channel:
-            call = omni_pb2_grpc.OmniServiceStub(channel).Generate(question.request(), timeout=TIMEOUT_S)
-            reads = self._rng.randrange(60)
-            async for event in call:
-                heard.take(event)
-                reads -= 1
-                if reads == 0:
-                    await asyncio.sleep(self._rng.uniform(1, 8))
-        heard.check_whole()
-        return heard.failovers, 0
+            stub = omni_pb2_grpc.OmniServiceStub(channel)
+            return await self._read_all(stub, question, lambda number: self._rng.uniform(1, 8) if number == last else 0.0)
 
     async def _cancels(self, question: Question) -> tuple[int, int]:
         call = self._shared.Generate(question.request(), timeout=TIMEOUT_S)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
 ALLOWED_BYTES = 16 << 20
@@ -49,7 +48,8 @@ class MemoryOfHouse:
         found = []
         for (name, pid), samples in self.samples.items():
             if samples[-1].age_s >= 2 * self.warm_s:
-                warm = _most([sample for sample in samples if sample.age_s <= self.warm_s])
+                young = [astuple(sample) for sample in samples if sample.age_s <= self.warm_s]
+                warm = MemorySample(*map(max, zip(*young, strict=True)))
                 end = samples[-1]
                 flat = (
                     end.private_bytes <= warm.private_bytes + ALLOWED_BYTES
@@ -58,12 +58,3 @@ class MemoryOfHouse:
                 )
                 found.append((f"{name} ({pid})", warm, end, flat))
         return found
-
-
-def _most(samples: Sequence[MemorySample]) -> MemorySample:
-    return MemorySample(
-        max(sample.age_s for sample in samples),
-        max(sample.private_bytes for sample in samples),
-        max(sample.files for sample in samples),
-        max(sample.threads for sample in samples),
-    )

@@ -12,7 +12,7 @@ from chaos import checks
 from chaos.answers import Collected, EventsOfAnswer
 from chaos.memory import ALLOWED_BYTES, MemoryOfHouse, MemorySample
 from chaos.plan import ENDS, Action, is_spared, plan
-from chaos.questions import LIVE, LookingQuestion, SpeechQuestion, WrongAnswer
+from chaos.questions import LIVE, LookingQuestion, Question, SpeechQuestion, WrongAnswer
 from omnistage.client import AudioChunk, TextDelta
 from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, omni_pb2
@@ -38,8 +38,8 @@ def answer() -> list[omni_pb2.GenerateResponse]:
     return [*events, omni_pb2.GenerateResponse(usage=omni_pb2.Usage())]
 
 
-def take(events: list[omni_pb2.GenerateResponse]) -> None:
-    heard = EventsOfAnswer(QUESTION)
+def take(events: list[omni_pb2.GenerateResponse], question: Question = QUESTION) -> None:
+    heard = EventsOfAnswer(question)
     for event in events:
         heard.take(event)
     heard.check_whole()
@@ -62,56 +62,30 @@ def test_an_answer_to_other_media_is_seen() -> None:
     shown = ("image", "video", LIVE, "audio")
     for streamed in (True, False):
         question = LookingQuestion(5, 8, shown, streamed, 1000)
-        heard = EventsOfAnswer(question)
-        for event in looked(shown, streamed=not streamed):
-            heard.take(event)
-        heard.check_whole()
+        take(looked(shown, streamed=not streamed), question)
         assert len(question.pieces()) == (4 if streamed else 1)
         assert sum(part.WhichOneof("content") == "media" for part in question.request().thinker.messages[0].parts) == 3 * (not streamed)
         for other in (shown[1:], (shown[1], shown[0], *shown[2:])):
             events = looked(other, streamed=streamed)
             with pytest.raises(WrongAnswer):
-                wrong = EventsOfAnswer(question)
-                for event in events:
-                    wrong.take(event)
+                take(events, question)
 
 
-def drop_one(events: list[omni_pb2.GenerateResponse]) -> None:
-    del events[4]
+Events = list[omni_pb2.GenerateResponse]
+FAULTS: dict[str, Callable[[Events], object]] = {
+    "an event is missing": lambda events: events.pop(4),
+    "an event comes twice": lambda events: events.insert(4, events[4]),
+    "items come twice": lambda events: setattr(events[3].chunk, "first", 0),
+    "a sample differs": lambda events: setattr(events[2].chunk.audio, "data", b"\1" + events[2].chunk.audio.data[1:]),
+    "a word differs": lambda events: setattr(events[1].chunk.text, "text", events[1].chunk.text.text + " "),
+    "it ends early": lambda events: [events.pop(-2), events.pop(-2)],
+    "a port that nobody wants": lambda events: setattr(events[1].chunk, "port", "codes"),
+    "no end": lambda events: events.pop(),
+}
 
 
-def repeat_one(events: list[omni_pb2.GenerateResponse]) -> None:
-    events.insert(4, events[4])
-
-
-def repeat_items(events: list[omni_pb2.GenerateResponse]) -> None:
-    events[3].chunk.first = 0
-
-
-def change_a_sample(events: list[omni_pb2.GenerateResponse]) -> None:
-    events[2].chunk.audio.data = b"\1" + events[2].chunk.audio.data[1:]
-
-
-def change_a_word(events: list[omni_pb2.GenerateResponse]) -> None:
-    events[1].chunk.text.text += " "
-
-
-def end_early(events: list[omni_pb2.GenerateResponse]) -> None:
-    del events[-3:-1]
-
-
-def send_what_nobody_wants(events: list[omni_pb2.GenerateResponse]) -> None:
-    events[1].chunk.port = "codes"
-
-
-def lose_the_end(events: list[omni_pb2.GenerateResponse]) -> None:
-    events.pop()
-
-
-@pytest.mark.parametrize(
-    "spoil", [drop_one, repeat_one, repeat_items, change_a_sample, change_a_word, end_early, send_what_nobody_wants, lose_the_end]
-)
-def test_a_wrong_answer_is_seen(spoil: Callable[[list[omni_pb2.GenerateResponse]], None]) -> None:
+@pytest.mark.parametrize("spoil", FAULTS.values(), ids=FAULTS)
+def test_a_wrong_answer_is_seen(spoil: Callable[[Events], object]) -> None:
     events = answer()
     spoil(events)
     with pytest.raises(WrongAnswer):

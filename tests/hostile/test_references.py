@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers import lengths
-from helpers.mistreated import Call, Mistreated, end_of, mistreated
+from helpers.mistreated import Call, Mistreated, end_of
 from helpers.mutation import changed
 from helpers.servers import ServerProcess, stage_flags, stage_stub
 from helpers.stage import ROWS, Stage
@@ -33,12 +33,6 @@ CODES = formulas.frames(ROWS).ravel().tolist()
 
 def fuzz(examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return settings(max_examples=examples, suppress_health_check=list(HealthCheck), database=None)
-
-
-@pytest.fixture(scope="module")
-def house() -> Iterator[Mistreated]:
-    with mistreated() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

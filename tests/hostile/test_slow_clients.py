@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 
 import grpc
@@ -105,61 +105,44 @@ async def test_callers_that_never_half_close_are_left_after_the_handshake(monkey
             assert {await caller.call.code() for caller in callers} == {grpc.StatusCode.OK}
 
 
-async def _nothing(caller: RunStream, stage: Stage) -> None:
-    return
+PHASES = ["nothing", "open", "opened", "half an input", "output", "unread output", "ended", "half-closed"]
 
 
-async def _open(caller: RunStream, stage: Stage) -> None:
+async def go_to(phase: str, caller: RunStream, stage: Stage) -> None:
+    """What a caller does until then."""
+    if phase == "nothing":
+        return
     await caller.send(open=stage.open())
-
-
-async def _opened(caller: RunStream, stage: Stage) -> None:
-    await _open(caller, stage)
+    if phase == "open":
+        return
     await caller.opened()
+    match phase:
+        case "half an input":
+            data = ROWS.astype("<f4").tobytes()
+            inline = tensor_pb2.InlinePart(data=data[:100], offset=0, total_bytes=len(data))
+            tensor = tensor_pb2.Tensor(element_type=tensor_pb2.ELEMENT_TYPE_FLOAT32, shape=ROWS.shape, inline=inline)
+            await caller.send(chunk=chunk_pb2.Chunk(port="hidden", tensor=tensor))
+        case "output":
+            await caller.send(chunk=chunk())
+            await caller.until(lambda heard: bool(heard.of("codes")))
+        case "unread output":
+            for n in range(WINDOW):
+                await caller.send(chunk=chunk(seq=n, first=8 * n, rows=8))
+        case "ended":
+            await caller.send(chunk=chunk(last=True))
+            await caller.until(lambda heard: heard.ended is not None)
+        case "half-closed":
+            await caller.send(chunk=chunk(last=True))
+            await caller.call.done_writing()
 
 
-async def _half_an_input(caller: RunStream, stage: Stage) -> None:
-    await _opened(caller, stage)
-    data = ROWS.astype("<f4").tobytes()
-    inline = tensor_pb2.InlinePart(data=data[:100], offset=0, total_bytes=len(data))
-    tensor = tensor_pb2.Tensor(element_type=tensor_pb2.ELEMENT_TYPE_FLOAT32, shape=ROWS.shape, inline=inline)
-    await caller.send(chunk=chunk_pb2.Chunk(port="hidden", tensor=tensor))
-
-
-async def _output(caller: RunStream, stage: Stage) -> None:
-    await _opened(caller, stage)
-    await caller.send(chunk=chunk())
-    await caller.until(lambda heard: bool(heard.of("codes")))
-
-
-async def _unread_output(caller: RunStream, stage: Stage) -> None:
-    await _opened(caller, stage)
-    for n in range(WINDOW):
-        await caller.send(chunk=chunk(seq=n, first=8 * n, rows=8))
-
-
-async def _ended(caller: RunStream, stage: Stage) -> None:
-    await _opened(caller, stage)
-    await caller.send(chunk=chunk(last=True))
-    await caller.until(lambda heard: heard.ended is not None)
-
-
-async def _half_closed(caller: RunStream, stage: Stage) -> None:
-    await _opened(caller, stage)
-    await caller.send(chunk=chunk(last=True))
-    await caller.call.done_writing()
-
-
-PHASES = [_nothing, _open, _opened, _half_an_input, _output, _unread_output, _ended, _half_closed]
-
-
-@lengths.drawn_cells(3, "phase", PHASES, ids=lambda phase: phase.__name__.strip("_"))
-async def test_callers_whose_connection_is_gone_leave_nothing(phase: Callable[[RunStream, Stage], Awaitable[None]]):
+@lengths.drawn_cells(3, "phase", PHASES)
+async def test_callers_whose_connection_is_gone_leave_nothing(phase: str):
     async with stage_of("talker", arena_bytes=1 << 28) as stage:
 
         async def vanish() -> None:
             channel = grpc.aio.insecure_channel(stage.address, options=CLIENT_OPTIONS)
-            await phase(RunStream(stage_pb2_grpc.StageServiceStub(channel)), stage)
+            await go_to(phase, RunStream(stage_pb2_grpc.StageServiceStub(channel)), stage)
             await channel.close()
 
         await asyncio.gather(*[vanish() for _ in range(20)])
