@@ -1,24 +1,23 @@
-"""Code2Wavs of Qwen3-Omni with random weights, the same net in Transformers, codes into them, and what comes out."""
+"""Code2Wavs of Qwen3-Omni with random weights, the same net in Transformers, and codes for them."""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as modeling
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 
+from helpers.waves import Codes
 from omnistage.engine.linear import build_exact
 from omnistage.models.checkpoint.files import WEIGHTS, Config
-from omnistage.models.interface import Piece, Sound, WaveRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni.config import MODEL_TYPE
 from omnistage.models.qwen3_omni.wave.code2wav import CausalCode2Wav, load_code2wav
@@ -26,9 +25,6 @@ from omnistage.models.qwen3_omni.wave.config import WaveConfig, wave_config
 from omnistage.models.qwen3_omni.wave.net import CausalNet
 from omnistage.models.tiny.qwen3_omni import parts as tiny
 from omnistage.models.tiny.weights import noise
-
-Codes = NDArray[np.uint32]
-Samples = NDArray[np.float32]
 
 OTHER: Mapping[str, Any] = {
     **tiny.code2wav_config(5, 31),
@@ -96,44 +92,8 @@ def norms_in_float64(patch: pytest.MonkeyPatch) -> None:
 
 
 def drawn(model: CausalCode2Wav, source: random.Random, count: int) -> Codes:
-    config = model.config
-    return np.array([[source.randrange(config.codes) for _ in range(config.codebooks)] for _ in range(count)], np.uint32).reshape(
-        count, config.codebooks
-    )
-
-
-async def arriving(codes: Codes, first: int, size: Callable[[], int]) -> AsyncIterator[Piece]:
-    """Frames from the place `first` on, in pieces; the end comes with the last of them. Memory of a piece is used again for the next."""
-    while True:
-        part = codes[first : first + size()].copy()
-        yield Piece("codes", first, first + len(part) >= len(codes), part)
-        first += len(part)
-        part.fill(1 << 31)
-        if first >= len(codes):
-            return
-
-
-async def sounds(
-    model: CausalCode2Wav,
-    codes: Codes,
-    request: WaveRequest,
-    *,
-    sample: int = 0,
-    first: int | None = None,
-    size: Callable[[], int] = lambda: 1 << 20,
-) -> list[Sound]:
-    """first: frame that comes first; None: the first that the model asks for."""
-    prepared = await model.prepare(request)
-    first = model.first_frame(prepared, sample) if first is None else first
-    return [sound async for sound in model.decode(prepared, arriving(codes, first, size), {"audio": sample})]
-
-
-async def samples(model: CausalCode2Wav, codes: Codes, request: WaveRequest, **how: int) -> Samples:
-    return joined(await sounds(model, codes, request, **how))  # type: ignore[arg-type]
-
-
-def joined(made: Sequence[Sound]) -> Samples:
-    return np.concatenate([np.empty(0, np.float32), *(sound.samples[:, 0] for sound in made)])
+    width, ids = model.config.codebooks, model.config.codes
+    return np.array([source.randrange(ids) for _ in range(count * width)], np.uint32).reshape(count, width)
 
 
 def shrunk(scale: int) -> CausalNet:

@@ -1,15 +1,16 @@
-"""Codes into a Code2Wav of Qwen2.5-Omni, and what comes out."""
+"""Codes into a Code2Wav, and what comes out; and how that of Qwen2.5-Omni is loaded and steps."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from omnistage.models.interface import Piece, Sound, WaveRequest
+from omnistage.models.interface import Code2WavModel, Piece, Sound, WaveRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.wave.code2wav import FlowCode2Wav, load_code2wav, sound
 from omnistage.models.qwen2_5_omni.wave.window import Flow, Vocoding
@@ -44,7 +45,7 @@ async def arriving(codes: Codes, first: int, size: Callable[[], int]) -> AsyncIt
 
 
 async def sounds(
-    model: FlowCode2Wav,
+    model: Code2WavModel[Any],
     codes: Codes,
     request: WaveRequest,
     *,
@@ -58,7 +59,7 @@ async def sounds(
     return [sound async for sound in model.decode(prepared, arriving(codes, first, size), {"audio": sample})]
 
 
-async def samples(model: FlowCode2Wav, codes: Codes, request: WaveRequest, **how: int) -> Samples:
+async def samples(model: Code2WavModel[Any], codes: Codes, request: WaveRequest, **how: int) -> Samples:
     return joined(await sounds(model, codes, request, **how))  # type: ignore[arg-type]
 
 

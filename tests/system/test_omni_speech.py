@@ -182,8 +182,7 @@ def test_people_hear_it_by_every_door(house: Fleet, omni_family: OmniFamily, tmp
 
 @lengths.long_form(
     "engine/test_rows.py::test_many_starving_speakers_at_once_give_what_each_gives_alone",
-    "models/qwen2_5_omni/test_code2wav.py::test_many_at_once_have_the_bits_that_each_has_alone",
-    "models/qwen3_omni/test_causal_code2wav.py::test_many_at_once_have_the_bits_that_each_has_alone",
+    "models/omni/test_code2wav.py::test_many_at_once_have_the_bits_that_each_has_alone",
     "models/contract/test_contract.py::test_contract_of_a_slow_model",
 )
 async def test_eight_speak_at_once_as_each_does_alone(house: Fleet, omni_family: OmniFamily, seed: int) -> None:
@@ -235,7 +234,7 @@ async def check_eight(address: str, omni_family: OmniFamily, seed: int) -> None:
     "models/qwen2_5_omni/test_code2wav.py::test_sound_goes_on_in_what_would_be_the_next_window",
     "models/qwen3_omni/test_thinker.py::test_an_answer_goes_on_from_any_place",
     "models/qwen3_omni/test_talker.py::test_it_goes_on_after_any_frame",
-    "models/qwen3_omni/test_causal_code2wav.py::test_sound_goes_on_at_any_sample_with_the_same_bits",
+    "models/omni/test_code2wav.py::test_sound_goes_on_at_any_sample_with_the_same_bits",
 )
 @lengths.one_or_all("kind", KINDS)
 @lengths.one_or_all("moment", MOMENTS)

@@ -16,9 +16,8 @@ import torch
 from helpers import lengths
 from helpers.models import text_pieces
 from helpers.omni_parity import KINDS, TOKENS, ParityQuestion, agreement, requests
-from helpers.omni_reference import OmniReference
+from helpers.omni_reference import OmniReference, Qwen3Reference
 from helpers.qwen3_checkpoint import TINY, VARIANTS, made
-from helpers.qwen3_reference import Qwen3Reference
 from omnistage.engine import attention, sampler
 from omnistage.engine.decoder import deepstack
 from omnistage.engine.memory import PAGE_ROWS

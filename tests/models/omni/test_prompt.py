@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.omni_reference import OmniReference
-from helpers.qwen3_reference import Qwen3Reference
+from helpers.omni_reference import OmniReference, Qwen3Reference
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.encoders.encoder import Grid, MediumExtent, PromptLayout
 from omnistage.models.interface import BadRequest

@@ -1,11 +1,11 @@
-"""Code2Wav of Qwen2.5-Omni: the sound of Transformers where it computes the whole, near to it where it does not wait for that, and the same
-bits however codes come, whoever else speaks, and wherever a replica goes on."""
+"""Code2Wav of Qwen2.5-Omni: the sound of Transformers where it computes the whole, and near to it where it does not wait for that; how far
+blocks and samples see; and what is told of it."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 
@@ -14,13 +14,15 @@ import pytest
 import torch
 
 from helpers import lengths
-from helpers.wave_reference import WaveReference
-from helpers.waves import BLOCK, ENDS, SAMPLES, STREAMED, Codes, Samples, decibels, drawn, joined, samples, solved, sounded, sounds
-from omnistage.models.interface import Piece, Sound, WaveRequest
+from helpers.speech_reference import WaveReference
+from helpers.waves import BLOCK, ENDS, SAMPLES, STREAMED, decibels, drawn, joined, loaded, samples, solved, sounded, sounds
+from omnistage.models.interface import BadRequest, Piece, Sound, WaveRequest
+from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.wave.code2wav import FlowCode2Wav, PreparedSpeech, Speech, read_parts
 from omnistage.models.qwen2_5_omni.wave.config import SCHEDULES, read_wave_config, schedule_of
 from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD
 from omnistage.models.qwen2_5_omni.wave.window import Solver
+from omnistage.models.speech.code2wav import sessions_of
 
 # Against Transformers --------------------------------------------------------------------------------------------------------------
 
@@ -103,42 +105,6 @@ def test_a_block_depends_on_no_more_than_its_neighbours(omni_checkpoint: Path, s
 # The same bits ---------------------------------------------------------------------------------------------------------------------
 
 
-@lengths.one_or_all("profile", SCHEDULES)
-async def test_the_bits_do_not_depend_on_how_codes_come(quick: FlowCode2Wav, seed: int, profile: str) -> None:
-    source = random.Random(seed)
-    profile = lengths.draw(profile, SCHEDULES, seed)
-    codes = drawn(source, source.randint(50, 110))
-    whole = await samples(quick, codes, WaveRequest(seed, profile))
-    assert len(whole) == SAMPLES * len(codes)
-    sizes: list[Callable[[], int]] = [lambda: 1, lambda: source.randint(0, 40)]
-    for size in sizes:
-        assert np.array_equal(joined(await sounds(quick, codes, WaveRequest(seed, profile), size=size)), whole)
-    assert not np.array_equal(await samples(quick, codes, WaveRequest(seed + 1, profile)), whole)
-
-
-@lengths.long_form(
-    "models/qwen2_5_omni/test_code2wav.py::test_sound_goes_on_in_what_would_be_the_next_window",
-    "models/contract/test_contract.py::test_contract_of_a_slow_model",
-)
-@lengths.one_or_all("profile", SCHEDULES)
-@lengths.rounds(1, 20)
-async def test_sound_goes_on_at_any_sample_with_the_same_bits(quick: FlowCode2Wav, seed: int, profile: str, rounds: int) -> None:
-    """From the code that the model asks for, from that which a sound before said is needed, or from any before it."""
-    source = random.Random(seed)
-    profile = lengths.draw(profile, SCHEDULES, seed)
-    codes, request = drawn(source, source.randint(220, 350)), WaveRequest(seed, profile)
-    made = await sounds(quick, codes, request)
-    whole, borders, prepared = joined(made), np.cumsum([len(sound.samples) for sound in made]).tolist(), await quick.prepare(request)
-    for sample in (0, 1, len(whole), *source.choices(borders, k=rounds), *(source.randrange(len(whole)) for _ in range(rounds))):
-        asked, told = quick.first_frame(prepared, sample), 0
-        for border, each in zip(borders, made, strict=True):
-            told = each.needs if border <= sample else told
-        first = source.choice((asked, told, source.randint(0, max(asked, told))))
-        rest = await sounds(quick, codes, request, sample=sample, first=min(first, asked), size=lambda: source.randint(1, 50))
-        assert np.array_equal(joined(rest), whole[sample:]), f"sample {sample}, codes from {first}"
-        assert all(len(sound.samples) for sound in rest)
-
-
 @lengths.one_or_all("profile", STREAMED)
 async def test_sound_goes_on_in_what_would_be_the_next_window(quick: FlowCode2Wav, seed: int, profile: str) -> None:
     """A speech that ends where a window is already whole but for what it looks ahead at: there the last one reaches beyond its chunk, also
@@ -153,36 +119,6 @@ async def test_sound_goes_on_in_what_would_be_the_next_window(quick: FlowCode2Wa
         assert np.array_equal(await samples(quick, codes, request, sample=sample), whole[sample:])
 
 
-async def test_what_must_be_computed_again_is_bounded(quick: FlowCode2Wav) -> None:
-    """However long the speech is."""
-    for profile in STREAMED:
-        prepared = await quick.prepare(WaveRequest(0, profile))
-        behind = [sample // SAMPLES - quick.first_frame(prepared, sample) for sample in range(0, 1 << 24, 4801)]
-        assert min(behind) >= 0 and max(behind) <= (24 + 6 + 2 + 2) * BLOCK
-
-
-@lengths.rounds(4, 14)
-async def test_many_at_once_have_the_bits_that_each_has_alone(brief: FlowCode2Wav, seed: int, rounds: int) -> None:
-    """Speeches of all lengths and profiles, in all phases; some are given up meanwhile."""
-    source = random.Random(seed)
-    asked = [(drawn(source, source.randint(1, 40)), WaveRequest(seed + n, source.choice(STREAMED))) for n in range(rounds)]
-
-    async def later(codes: Codes, request: WaveRequest) -> Samples:
-        await asyncio.sleep(source.random())
-        return joined(await sounds(brief, codes, request, size=lambda: source.randint(1, 30)))
-
-    given_up = [asyncio.create_task(later(*each)) for each in asked[:3]]
-    together = [asyncio.create_task(later(*each)) for each in asked]
-    for task in given_up:
-        await asyncio.sleep(0.3 * source.random())
-        task.cancel()
-    made = await asyncio.gather(*together)
-    await asyncio.gather(*given_up, return_exceptions=True)
-    for each, heard in zip(asked, made, strict=True):
-        assert np.array_equal(await samples(brief, *each), heard)
-    assert brief.load().queued == 0
-
-
 async def test_voices_differ_and_the_seed_counts(quick: FlowCode2Wav, seed: int) -> None:
     codes = drawn(random.Random(seed), 30)
     first, *others = [await samples(quick, codes, WaveRequest(seed, voice=voice)) for voice in ("", *quick.info.voices)]
@@ -190,13 +126,6 @@ async def test_voices_differ_and_the_seed_counts(quick: FlowCode2Wav, seed: int)
 
 
 # Lengths and ends ------------------------------------------------------------------------------------------------------------------
-
-
-@lengths.one_or_all("profile", SCHEDULES)
-async def test_a_code_has_480_samples(quick: FlowCode2Wav, seed: int, profile: str) -> None:
-    source, profile = random.Random(seed), lengths.draw(profile, SCHEDULES, seed)
-    for count in (0, 1, 11, 12, 13, 24, 25, source.randint(26, 200)):
-        assert len(await samples(quick, drawn(source, count), WaveRequest(seed, profile))) == SAMPLES * count
 
 
 async def test_the_first_sound_needs_two_blocks_of_codes(quick: FlowCode2Wav, seed: int) -> None:
@@ -238,3 +167,28 @@ def test_a_sample_depends_on_no_more_frames_than_are_kept_for_it(quick: FlowCode
     differs = (one != other).flatten().nonzero()[:, 0]
     assert (frame - FIELD) * hop <= differs.min() < frame * hop
     assert (frame + 1) * hop <= differs.max() < (frame + FIELD + 1) * hop
+
+
+# What is told of it -------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_voice_that_there_is_not_is_refused(quick: FlowCode2Wav) -> None:
+    with pytest.raises(BadRequest, match=r"code2wav\.voice: there is no voice 'Nobody'; the voices are Chelsie and Ethan"):
+        await quick.prepare(WaveRequest(0, voice="Nobody"))
+
+
+@pytest.mark.parametrize(("free", "sessions"), [(1 << 40, 64), (1000, 20), (99, 1), (0, 1)])
+def test_there_are_as_many_speeches_as_there_is_memory_for(free: int, sessions: int) -> None:
+    assert sessions_of(10, LoadOptions(), free)[0] == sessions
+    assert sessions_of(10, LoadOptions(max_sessions=7), free) == (7, "7")
+
+
+@lengths.long_form(
+    "models/test_revision.py::test_a_revision_changes_with_each_of_its_parts",
+    unkept="solver, steps and lookahead change the results that a revision is made of",
+)
+def test_whatever_changes_a_sample_changes_the_revision(quick: FlowCode2Wav, omni_checkpoint: Path) -> None:
+    others = (loaded(omni_checkpoint, solver="midpoint", steps=1), loaded(omni_checkpoint, solver="euler", steps=2, lookahead=2))
+    for other in others:
+        asyncio.run(other.close())
+    assert len({quick.info.revision, *(other.info.revision for other in others)}) == 3

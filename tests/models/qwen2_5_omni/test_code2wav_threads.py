@@ -30,8 +30,8 @@ from omnistage.models.worker import Worker
 
 
 @lengths.long_form(
-    "models/test_ahead.py::test_two_in_a_row_make_two_ahead",
-    "models/test_ahead.py::test_the_next_is_made_while_one_is_looked_at_and_none_behind_it",
+    "models/test_worker.py::test_two_in_a_row_make_two_ahead",
+    "models/test_worker.py::test_the_next_is_made_while_one_is_looked_at_and_none_behind_it",
 )
 async def test_two_windows_are_made_while_one_is_on_its_way(quick: FlowCode2Wav, seed: int) -> None:
     """And no more: who does not take its sound holds up who makes the codes."""

@@ -300,7 +300,7 @@ async def test_what_was_asked_otherwise_is_not_found(thinker: Qwen2_5Thinker, om
 
 @lengths.long_form(
     "models/media/test_turns.py::test_a_client_leaves_a_place_to_whoever_comes",
-    "models/encoders/test_queue.py::test_media_take_turns_and_share_passes_only_where_that_is_exact",
+    "models/encoders/test_reader.py::test_media_take_turns_and_share_passes_only_where_that_is_exact",
 )
 async def test_many_films_of_one_client_hold_up_no_medium_of_another(thinker: Qwen2_5Thinker, seed: int) -> None:
     """In films that are answered meanwhile, of a queue of 48: some are on their way already."""

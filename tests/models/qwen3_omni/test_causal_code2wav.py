@@ -1,26 +1,31 @@
-"""Code2Wav of Qwen3-Omni: the sound of Transformers in every profile, and the same bits however frames come, whoever else speaks, and
-wherever a replica goes on."""
+"""Code2Wav of Qwen3-Omni: the sound of Transformers in every profile, how its windows share steps, and what a checkpoint must have."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from helpers import lengths
-from helpers.causal_waves import Codes, Samples, arriving, drawn, joined, reference, samples, sounds
+from helpers.causal_waves import drawn, loaded, reference, section, written
+from helpers.waves import arriving, samples
+from omnistage.models.checkpoint.files import WEIGHTS, BadCheckpoint
 from omnistage.models.interface import Piece, Profile, WaveRequest
+from omnistage.models.qwen3_omni.config import MODEL_TYPE
 from omnistage.models.qwen3_omni.wave.code2wav import CausalCode2Wav, Speech, WindowJob
-from omnistage.models.qwen3_omni.wave.config import SCHEDULES
+from omnistage.models.qwen3_omni.wave.config import SCHEDULES, read_wave_config
+from omnistage.models.tiny.qwen3_omni import parts as tiny
 from omnistage.models.worker import make_ahead
-
-HEARD = (Profile.LATENCY, Profile.BALANCED, Profile.QUALITY)
 
 
 @lengths.rounds(1, 6)
@@ -37,13 +42,6 @@ async def test_every_profile_is_the_sound_of_transformers(
             made = await samples(model, codes, WaveRequest(seed, profile))
             assert made.shape == expected.shape == (len(codes) * model.config.frame_samples - model.config.missing,)
             assert np.abs(made - expected).max() <= 1e-5 * np.abs(expected).max(), f"{len(codes)} frames, {profile}"
-
-
-async def test_the_end_of_a_speech_lacks_555_samples_and_nothing_between_windows_is_lost(wave: CausalCode2Wav, seed: int) -> None:
-    source = random.Random(seed)
-    for profile in SCHEDULES:
-        for count in (0, 1, 2, 12, 13, source.randint(14, 60)):
-            assert len(await samples(wave, drawn(wave, source, count), WaveRequest(seed, profile))) == max(1920 * count - 555, 0)
 
 
 async def test_the_first_sound_needs_one_frame(wave: CausalCode2Wav, seed: int) -> None:
@@ -64,71 +62,6 @@ async def test_the_first_sound_needs_one_frame(wave: CausalCode2Wav, seed: int) 
 
 
 # The same bits ---------------------------------------------------------------------------------------------------------------------
-
-
-@lengths.one_or_all("profile", SCHEDULES)
-async def test_the_bits_do_not_depend_on_how_frames_come(wave: CausalCode2Wav, seed: int, profile: str) -> None:
-    source = random.Random(seed)
-    profile = lengths.draw(profile, SCHEDULES, seed)
-    codes = drawn(wave, source, source.randint(20, 90))
-    whole = await samples(wave, codes, WaveRequest(seed, profile))
-    sizes: list[Callable[[], int]] = [lambda: 1, lambda: 7, lambda: source.randint(0, 20)]
-    for size in sizes:
-        assert np.array_equal(joined(await sounds(wave, codes, WaveRequest(seed + 1, profile), size=size)), whole)
-
-
-@lengths.one_or_all("profile", SCHEDULES)
-@lengths.rounds(2, 20)
-async def test_sound_goes_on_at_any_sample_with_the_same_bits(wave: CausalCode2Wav, seed: int, profile: str, rounds: int) -> None:
-    """From the frame that the model asks for, from that which a sound before said is needed, or from any between."""
-    source = random.Random(seed)
-    profile = lengths.draw(profile, SCHEDULES, seed)
-    codes, request = drawn(wave, source, source.randint(2 * wave.config.frames_before, 130)), WaveRequest(seed, profile)
-    made = await sounds(wave, codes, request)
-    whole, borders, prepared = joined(made), np.cumsum([len(sound.samples) for sound in made]).tolist(), await wave.prepare(request)
-    for sample in (0, 1, len(whole), *source.choices(borders, k=rounds), *(source.randrange(len(whole)) for _ in range(rounds))):
-        asked, told = wave.first_frame(prepared, sample), 0
-        for border, each in zip(borders, made, strict=True):
-            told = each.needs if border <= sample else told
-        first = source.choice((asked, told, source.randint(0, asked)))
-        rest = await sounds(wave, codes, request, sample=sample, first=first, size=lambda: source.randint(1, 30))
-        assert np.array_equal(joined(rest), whole[sample:]), f"sample {sample}, frames from {first}"
-        assert all(len(sound.samples) for sound in rest)
-
-
-async def test_what_must_be_computed_again_is_bounded(wave: CausalCode2Wav) -> None:
-    """However long the speech is: what the net looks back, and parts of the windows at both ends of it. Nearer to its beginning nothing
-    more than all of it."""
-    for profile in SCHEDULES:
-        prepared = await wave.prepare(WaveRequest(0, profile))
-        behind = [sample // 1920 - wave.first_frame(prepared, sample) for sample in range(0, 1 << 22, 4801)]
-        assert min(behind) >= 0 and wave.config.frames_before <= max(behind) <= wave.config.frames_before + 2 * max(SCHEDULES[profile])
-
-
-@lengths.rounds(6, 30)
-async def test_many_at_once_have_the_bits_that_each_has_alone(wave: CausalCode2Wav, seed: int, rounds: int) -> None:
-    """Speeches of all lengths and profiles, in all phases, some of which go on from elsewhere; some are given up meanwhile."""
-    source = random.Random(seed)
-    asked = [(drawn(wave, source, source.randint(1, 60)), WaveRequest(0, source.choice([*SCHEDULES])), n % 3 == 2) for n in range(rounds)]
-
-    async def later(codes: Codes, request: WaveRequest, goes_on: bool) -> Samples:
-        for _ in range(source.randrange(40)):
-            await asyncio.sleep(0)
-        sample = 1920 * len(codes) // 2 if goes_on else 0
-        return joined(await sounds(wave, codes, request, sample=sample, size=lambda: source.randint(1, 30)))
-
-    given_up = [asyncio.create_task(later(*each)) for each in asked[:3]]
-    together = [asyncio.create_task(later(*each)) for each in asked]
-    for task in given_up:
-        for _ in range(source.randrange(200)):
-            await asyncio.sleep(0)
-        task.cancel()
-    made = await asyncio.gather(*together)
-    await asyncio.gather(*given_up, return_exceptions=True)
-    for (codes, request, goes_on), heard in zip(asked, made, strict=True):
-        whole = await samples(wave, codes, request)
-        assert np.array_equal(whole[1920 * len(codes) // 2 if goes_on else 0 :], heard)
-    assert wave.load().queued == 0
 
 
 def test_speeches_at_different_phases_share_steps(wave: CausalCode2Wav, seed: int) -> None:
@@ -197,3 +130,58 @@ async def test_a_window_is_made_while_one_is_on_its_way_and_no_more(wave: Causal
         await anext(made)
     assert 4 <= taken <= 4 + 6 + 8 + 12
     assert wave.load().queued == 0
+
+
+# Checkpoints ---------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_voice_is_the_business_of_the_talker(wave: CausalCode2Wav, seed: int) -> None:
+    """The router tells both of them; the codes have it."""
+    codes = drawn(wave, random.Random(seed), 3)
+    assert np.array_equal(await samples(wave, codes, WaveRequest(0, voice="Ethan")), await samples(wave, codes, WaveRequest(1)))
+
+
+def configured(folder: Path, whole: dict[str, Any]) -> Path:
+    (folder / "config.json").write_text(json.dumps({"model_type": MODEL_TYPE, **whole}))
+    return folder
+
+
+@pytest.mark.parametrize("whole", [{}, {"code2wav_config": tiny.code2wav_config(), "enable_audio_output": False}], ids=["none", "off"])
+def test_a_checkpoint_that_does_not_speak_says_so(tmp_path: Path, whole: dict[str, Any]) -> None:
+    with pytest.raises(BadCheckpoint, match="this checkpoint has no Code2Wav; serve a pipeline of its Thinker alone"):
+        read_wave_config(configured(tmp_path, whole))
+
+
+def test_both_spellings_of_rope_are_read(tmp_path: Path) -> None:
+    config = {**tiny.code2wav_config(), "rope_theta": 700.0}
+    published = read_wave_config(configured(tmp_path, {"code2wav_config": config}))
+    del config["rope_theta"]
+    config["rope_parameters"] = {"rope_type": "default", "rope_theta": 700.0}
+    assert read_wave_config(configured(tmp_path, {"code2wav_config": config})) == published and published.rope_theta == 700
+
+
+def test_weights_that_are_missing_unused_or_misshapen_are_told(wave_folders: dict[str, Path], tmp_path: Path) -> None:
+    """Those of other parts are nothing that it looks at."""
+    folder, name = configured(tmp_path, {"code2wav_config": section(wave_folders["other"])}), "code2wav.decoder.2.block.3.conv1.conv.weight"
+    whole = load_file(wave_folders["other"] / WEIGHTS)
+    cases = {
+        f"lacks the weight {name}": {key: value for key, value in whole.items() if key != name},
+        f"{name} is": {**whole, name: whole[name][:, :, :5].contiguous()},
+        "has 1 weights that this model does not, the first is code2wav.decoder.9.conv.bias": {
+            **whole,
+            "code2wav.decoder.9.conv.bias": torch.zeros(3),
+        },
+        f"{name}.*": {**whole, name: torch.full_like(whole[name], float("nan"))},
+    }
+    for told, tensors in cases.items():
+        save_file({**tensors, "thinker.lm_head.weight": torch.zeros(2, 2)}, folder / WEIGHTS)
+        with pytest.raises(BadCheckpoint, match=told):
+            loaded(folder)
+    save_file({**whole, "talker.codec_head.weight": torch.zeros(2, 2)}, folder / WEIGHTS)
+    asyncio.run(loaded(folder).close())
+
+
+def test_whatever_changes_a_sample_changes_the_revision(wave: CausalCode2Wav, tmp_path: Path) -> None:
+    other = loaded(written(tmp_path / "other", tiny.code2wav_config(), 6))
+    asyncio.run(other.close())
+    assert other.info.revision != wave.info.revision

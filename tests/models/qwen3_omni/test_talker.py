@@ -22,8 +22,7 @@ from safetensors.torch import load_file, save_file
 from helpers import lengths
 from helpers.models import RowInputs
 from helpers.packed import in_blocks
-from helpers.talker_loop import PENALTY
-from helpers.talker_reference import CHAT, SIZES, TTS, TalkerConversation, TalkerReference
+from helpers.talker_reference import CHAT, PENALTY, SIZES, TTS, TalkerConversation, TalkerReference
 from helpers.waiting import until
 from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.models.checkpoint.files import BadCheckpoint

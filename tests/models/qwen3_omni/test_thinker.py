@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from helpers import lengths, media_files
 from helpers.models import text_pieces
 from helpers.omni_parity import turns
+from helpers.omni_reference import Qwen3Reference
 from helpers.qwen3_checkpoint import VARIANTS, made
-from helpers.qwen3_reference import Qwen3Reference
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.interface import FinishReason, Sampling, TensorRows, TextPiece, TextRequest, Wanted, no_inputs
 from omnistage.models.options import LoadOptions

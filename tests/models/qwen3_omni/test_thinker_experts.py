@@ -11,8 +11,8 @@ import torch
 from helpers import lengths
 from helpers.models import text_pieces
 from helpers.omni_parity import turns
+from helpers.omni_reference import Qwen3Reference
 from helpers.qwen3_checkpoint import VARIANTS, made
-from helpers.qwen3_reference import Qwen3Reference
 from omnistage.engine.parts import Experts
 from omnistage.models.interface import TextRequest
 from omnistage.models.options import LoadOptions

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
 
 from helpers import lengths
+from helpers.omni_reference import Qwen3Reference
 from helpers.packed import in_blocks
 from helpers.qwen3_checkpoint import Weights, change_weights, changed
-from helpers.qwen3_reference import Qwen3Reference
 from omnistage.engine.attention import choose_backend
 from omnistage.engine.devices import ALONE, Distributed
 from omnistage.engine.results import fixed_results
