@@ -26,7 +26,10 @@ from omnistage.models.diffusers.folder import LIBRARIES, load_processor, quiet, 
 load_pipeline: Callable[[Path, torch.dtype], Any] = folders.load_pipeline
 """Untyped: a pipeline has its parts as attributes, of which its class knows nothing."""
 
+Damage = Callable[[Path], object]
+
 WEIGHTS = "diffusion_pytorch_model.safetensors"
+ENCODER = "text_encoder/model.safetensors"
 RAN = "a file of a checkpoint was run"
 
 
@@ -90,55 +93,9 @@ def test_the_libraries_speak_as_before_afterwards() -> None:
     assert before == [(library.get_verbosity(), library.is_progress_bar_enabled()) for library in LIBRARIES]
 
 
-def _without_a_weight(folder: Path) -> None:
-    _weights(folder / "transformer" / WEIGHTS, lambda weights: [weights.pop(name) for name in sorted(weights)[:5]])
-
-
-def _without_a_weight_of_the_encoder(folder: Path) -> None:
-    _weights(folder / "text_encoder" / "model.safetensors", lambda weights: weights.pop("norm.weight"))
-
-
 def _without_a_weight_of_a_shard(folder: Path) -> None:
     _split(folder / "transformer")
-    shard = folder / "transformer" / "part-1.safetensors"
-    _weights(shard, lambda weights: weights.pop(sorted(weights)[0]))
-
-
-def _with_more_layers(folder: Path) -> None:
-    _edit(folder / "transformer" / "config.json", n_layers=4)
-
-
-def _with_more_layers_of_the_encoder(folder: Path) -> None:
-    _edit(folder / "text_encoder" / "config.json", num_hidden_layers=5, layer_types=["full_attention"] * 5)
-
-
-def _with_fewer_layers(folder: Path) -> None:
-    _edit(folder / "transformer" / "config.json", n_layers=1)
-
-
-def _with_fewer_layers_of_the_encoder(folder: Path) -> None:
-    _edit(folder / "text_encoder" / "config.json", num_hidden_layers=2, layer_types=["full_attention"] * 2)
-
-
-def _with_no_layers(folder: Path) -> None:
-    _edit(folder / "transformer" / "config.json", n_layers=0)
-
-
-def _wider(folder: Path) -> None:
-    _edit(folder / "transformer" / "config.json", dim=128, n_heads=4, n_kv_heads=4)
-
-
-def _with_a_wider_encoder(folder: Path) -> None:
-    _edit(folder / "text_encoder" / "config.json", intermediate_size=96)
-
-
-def _cut(folder: Path) -> None:
-    path = folder / "vae" / WEIGHTS
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def _of_no_length(folder: Path) -> None:
-    (folder / "text_encoder" / "model.safetensors").write_bytes(b"")
+    _weights(folder / "transformer" / "part-1.safetensors", lambda weights: weights.pop(sorted(weights)[0]))
 
 
 def _pickled(folder: Path) -> None:
@@ -147,43 +104,11 @@ def _pickled(folder: Path) -> None:
     path.unlink()
 
 
-def _without_a_part(folder: Path) -> None:
-    shutil.rmtree(folder / "tokenizer")
-
-
-def _without_a_vocabulary(folder: Path) -> None:
-    (folder / "tokenizer" / "tokenizer.json").write_text("{")
-
-
-def _without_any_words(folder: Path) -> None:
-    for file in ("tokenizer.json", "vocab.json", "merges.txt"):
-        (folder / "tokenizer" / file).unlink()
-
-
 def _with_more_words(folder: Path) -> None:
-    config = folder / "text_encoder" / "config.json"
+    config, name = folder / "text_encoder" / "config.json", "embed_tokens.weight"
     rows = json.loads(config.read_text())["vocab_size"] - 128
     _edit(config, vocab_size=rows, pad_token_id=0, bos_token_id=0, eos_token_id=0)
-    _weights(
-        folder / "text_encoder" / "model.safetensors",
-        lambda weights: weights.update({"embed_tokens.weight": weights["embed_tokens.weight"][:rows].clone()}),
-    )
-
-
-def _without_a_config(folder: Path) -> None:
-    (folder / "scheduler" / "scheduler_config.json").unlink()
-
-
-def _with_a_damaged_config(folder: Path) -> None:
-    (folder / "vae" / "config.json").write_text('{"block_out_channels": [')
-
-
-def _with_values_of_no_sense(folder: Path) -> None:
-    _edit(folder / "vae" / "config.json", block_out_channels="many")
-
-
-def _with_code_of_a_hub(folder: Path) -> None:
-    _edit(folder / "text_encoder" / "config.json", attn_implementation="somebody/kernel")
+    _weights(folder / ENCODER, lambda weights: weights.update({name: weights[name][:rows].clone()}))
 
 
 def _with_shards_elsewhere(folder: Path) -> None:
@@ -193,34 +118,83 @@ def _with_shards_elsewhere(folder: Path) -> None:
     path.write_text(json.dumps({"weight_map": table | {sorted(table)[0]: "../vae/" + WEIGHTS}}))
 
 
-@pytest.mark.parametrize(
-    ("damage", "named"),
-    [
-        (_without_a_weight, r"transformer lacks all_final_layer\S+, all_final_layer\S+, \S+, … \(5 in all\) of a ZImageTransformer2DModel"),
-        (_without_a_weight_of_the_encoder, r"text_encoder lacks norm\.weight of a Qwen3Model"),
-        (_without_a_weight_of_a_shard, r"part-1\.safetensors lacks \S+, which diffusion_pytorch_model.safetensors.index.json says it has"),
-        (_with_more_layers, r"transformer lacks layers\.2\.\S+, \S+, \S+, … \(\d+ in all\)"),
-        (_with_more_layers_of_the_encoder, r"text_encoder lacks layers\.3\.\S+, \S+, \S+, … \(22 in all\)"),
-        (_with_fewer_layers, r"transformer has more layers than its config\.json wants: layers\.1\.\S+, "),
-        (_with_fewer_layers_of_the_encoder, r"text_encoder has more layers than its config\.json wants: \S*layers\.2\.\S+, "),
-        (_with_no_layers, r"transformer has more layers than its config\.json wants: layers\.0\.\S+, "),
-        (_wider, r"transformer has weights of other shapes than its config\.json wants: \S+ is \[64\], not \[128\], .*in all\)"),
-        (_with_a_wider_encoder, r"text_encoder has weights of other .*: layers.0.mlp.down_proj.weight is \[32, 64\], not \[32, 96\], "),
-        (_cut, r"vae/diffusion_pytorch_model\.safetensors is damaged"),
-        (_of_no_length, r"text_encoder/model\.safetensors is damaged"),
-        (_pickled, r"vae/diffusion_pytorch_model\.safetensors is missing: weights are read from safetensors only"),
-        (_without_a_part, r"/tokenizer is missing"),
-        (_without_a_vocabulary, r"/tokenizer cannot be loaded"),
-        (_without_any_words, r"tokenizer/vocab\.json is missing, and so is tokenizer\.json"),
-        (_with_more_words, r"/tokenizer has 824 tokens, and the text encoder knows 704 only"),
-        (_without_a_config, r"scheduler/scheduler_config\.json is missing"),
-        (_with_a_damaged_config, r"vae/config\.json is not JSON"),
-        (_with_values_of_no_sense, r"/vae cannot be loaded"),
-        (_with_code_of_a_hub, r"text_encoder/config\.json: 'attn_implementation' is 'somebody/kernel'"),
-        (_with_shards_elsewhere, r"index\.json: '\S+' is in '\.\./vae/\S+', which is no safetensors file beside it"),
-    ],
-)
-def test_a_damaged_folder_is_refused(damage: Callable[[Path], None], named: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def _configured(part: str, **values: Any) -> Damage:
+    """Edits the config of a part."""
+    return lambda folder: _edit(folder / part / "config.json", **values)
+
+
+def _rewritten(file: str, change: Callable[[bytes], bytes]) -> Damage:
+    return lambda folder: (folder / file).write_bytes(change((folder / file).read_bytes()))
+
+
+def _lacking(*files: str) -> Damage:
+    return lambda folder: [(folder / file).unlink() for file in files]
+
+
+DAMAGES: dict[str, tuple[Damage, str]] = {
+    "without a weight": (
+        lambda folder: _weights(folder / "transformer" / WEIGHTS, lambda weights: [weights.pop(name) for name in sorted(weights)[:5]]),
+        r"transformer lacks all_final_layer\S+, all_final_layer\S+, \S+, … \(5 in all\) of a ZImageTransformer2DModel",
+    ),
+    "without a weight of the encoder": (
+        lambda folder: _weights(folder / ENCODER, lambda weights: weights.pop("norm.weight")),
+        r"text_encoder lacks norm\.weight of a Qwen3Model",
+    ),
+    "without a weight of a shard": (
+        _without_a_weight_of_a_shard,
+        r"part-1\.safetensors lacks \S+, which diffusion_pytorch_model.safetensors.index.json says it has",
+    ),
+    "with more layers": (_configured("transformer", n_layers=4), r"transformer lacks layers\.2\.\S+, \S+, \S+, … \(\d+ in all\)"),
+    "with more layers of the encoder": (
+        _configured("text_encoder", num_hidden_layers=5, layer_types=["full_attention"] * 5),
+        r"text_encoder lacks layers\.3\.\S+, \S+, \S+, … \(22 in all\)",
+    ),
+    "with fewer layers": (
+        _configured("transformer", n_layers=1),
+        r"transformer has more layers than its config\.json wants: layers\.1\.\S+, ",
+    ),
+    "with fewer layers of the encoder": (
+        _configured("text_encoder", num_hidden_layers=2, layer_types=["full_attention"] * 2),
+        r"text_encoder has more layers than its config\.json wants: \S*layers\.2\.\S+, ",
+    ),
+    "with no layers": (
+        _configured("transformer", n_layers=0),
+        r"transformer has more layers than its config\.json wants: layers\.0\.\S+, ",
+    ),
+    "wider": (
+        _configured("transformer", dim=128, n_heads=4, n_kv_heads=4),
+        r"transformer has weights of other shapes than its config\.json wants: \S+ is \[64\], not \[128\], .*in all\)",
+    ),
+    "with a wider encoder": (
+        _configured("text_encoder", intermediate_size=96),
+        r"text_encoder has weights of other .*: layers.0.mlp.down_proj.weight is \[32, 64\], not \[32, 96\], ",
+    ),
+    "cut": (_rewritten(f"vae/{WEIGHTS}", lambda data: data[:-100]), r"vae/diffusion_pytorch_model\.safetensors is damaged"),
+    "of no length": (_rewritten(ENCODER, lambda data: b""), r"text_encoder/model\.safetensors is damaged"),
+    "pickled": (_pickled, r"vae/diffusion_pytorch_model\.safetensors is missing: weights are read from safetensors only"),
+    "without a part": (lambda folder: shutil.rmtree(folder / "tokenizer"), r"/tokenizer is missing"),
+    "without a vocabulary": (_rewritten("tokenizer/tokenizer.json", lambda data: b"{"), r"/tokenizer cannot be loaded"),
+    "without any words": (
+        _lacking(*(f"tokenizer/{file}" for file in ("tokenizer.json", "vocab.json", "merges.txt"))),
+        r"tokenizer/vocab\.json is missing, and so is tokenizer\.json",
+    ),
+    "with more words": (_with_more_words, r"/tokenizer has 824 tokens, and the text encoder knows 704 only"),
+    "without a config": (_lacking("scheduler/scheduler_config.json"), r"scheduler/scheduler_config\.json is missing"),
+    "with a damaged config": (_rewritten("vae/config.json", lambda data: b'{"block_out_channels": ['), r"vae/config\.json is not JSON"),
+    "with values of no sense": (_configured("vae", block_out_channels="many"), r"/vae cannot be loaded"),
+    "with code of a hub": (
+        _configured("text_encoder", attn_implementation="somebody/kernel"),
+        r"text_encoder/config\.json: 'attn_implementation' is 'somebody/kernel'",
+    ),
+    "with shards elsewhere": (
+        _with_shards_elsewhere,
+        r"index\.json: '\S+' is in '\.\./vae/\S+', which is no safetensors file beside it",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "named"), DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_folder_is_refused(damage: Damage, named: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = writable("z-image", tmp_path / "made")
     damage(folder)
     with pytest.raises(BadCheckpoint, match=named) as caught:

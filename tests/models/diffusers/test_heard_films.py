@@ -299,7 +299,7 @@ async def check_http(client: httpx2.AsyncClient, file: bytes, sound: NDArray[Any
     "models/diffusers/test_heard_films.py::test_a_router_gives_what_is_named_and_both_where_nothing_is",
     "cli/test_film.py::test_a_film_is_a_file_and_a_line_of_figures",
     "cli/test_film.py::test_a_sound_is_a_file_and_a_line_of_figures",
-    "client/test_films.py::test_who_names_outputs_gets_them",
+    "client/test_drawing.py::test_who_names_outputs_gets_them",
 )
 def test_the_client_and_the_command_keep_both(tmp_path: Path) -> None:
     told: dict[str, Any] = {"steps": STEPS, "seed": 1, "frames": FRAMES, "width": SIDE, "height": SIDE}
