@@ -1,7 +1,8 @@
-"""A Code2Wav's account of its listener counts the sound that came too late, and no pause of the listener."""
+"""The listener that Code2Wav imagines: its account counts the sound that came too late, and no pause of the listener."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -9,10 +10,43 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from omnistage.code2wav.stage import Code2WavStage
+from omnistage.code2wav.stage import GRACE_S, Code2WavStage, Playhead
 from omnistage.models.interface import Content, Load, ModelInfo, Piece, PortSpec, Sound, Wanted, WaveRequest
 from omnistage.stage.logic import SessionTiming, Start
 from omnistage.v1 import stage_pb2
+
+
+def test_who_always_has_something_to_play_is_not_starved() -> None:
+    player = Playhead()
+    for now, seconds in ((1.0, 0.5), (1.4, 0.2), (1.7 + GRACE_S / 2, 0.3)):
+        player.hear(now, seconds)
+    assert (player.underruns, player.starved_s) == (0, 0.0)
+
+
+def test_silence_is_counted_as_often_and_as_long_as_it_is(seed: int) -> None:
+    """Beside a player that asks at every millisecond whether there is something to play."""
+    source = random.Random(seed)
+    for _ in range(50):
+        wait_s, now = source.choice([0.0, 0.3]), 0
+        sounds = [(now := now + source.randint(1, 500), source.randint(1, 500)) for _ in range(30)]
+        player = Playhead()
+        for at, length in sounds:
+            player.hear(at / 1000, length / 1000, wait_s)
+        begins, held, silences = sounds[0][0] + round(1000 * wait_s), 0, list[int]()
+        came = dict(sounds)
+        silent = 0
+        for at in range(sounds[0][0], sounds[-1][0] + 1):
+            if at in came:
+                held += came[at]
+                silences += [silent] * (silent > 0)
+                silent = 0
+            if at >= begins:
+                silent += held == 0
+                held -= held > 0
+        counted = [length for length in silences if length > 1000 * GRACE_S]
+        assert player.underruns == pytest.approx(len(counted), abs=2)
+        assert player.starved_s == pytest.approx(sum(counted) / 1000, abs=0.002 * len(sounds) + 0.04)
+
 
 RATE_HZ = 8000
 SOUND_S = 0.1

@@ -1,4 +1,5 @@
-"""Rows keep their element type and go out in bounded pieces; what comes in otherwise than its port says is refused."""
+"""Rows keep their element type, or are rounded as torch does it, and go out in bounded pieces; what comes in otherwise than its port says
+is refused."""
 
 from __future__ import annotations
 
@@ -7,15 +8,19 @@ from collections.abc import Sequence
 import grpc
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from helpers.families import ITEMS, TOKENS
-from helpers.run import RunStream, open_of, row_chunks, run_once
-from helpers.servers import all_free, family_logic, local_stage, stage_stub
+from helpers.run import PLENTY, row_chunks
+from helpers.servers import family_logic, toy_logic
+from helpers.stage import stage_with
 from omnistage.connector.arena import Arena
 from omnistage.connector.transport import Receiver, Sender
 from omnistage.models.interface import Content, ElementType, PortSpec
+from omnistage.models.text.engine_model import array_of
 from omnistage.models.toy import formulas
+from omnistage.stage.inputs import convert_rows
 from omnistage.stage.logic import Input
 from omnistage.stage.model import MAX_ROW_BYTES, pieces, row_outputs
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
@@ -144,30 +149,24 @@ def speech(hidden: Array, element_type: tensor_pb2.ElementType) -> list[chunk_pb
 @pytest.mark.parametrize("element_type", [tensor_pb2.ELEMENT_TYPE_INT16, tensor_pb2.ELEMENT_TYPE_INT32])
 async def test_rows_of_another_type_are_refused_and_the_right_ones_are_spoken(element_type: tensor_pb2.ElementType) -> None:
     """The bits of one would fit: only the type tells."""
-    logic = family_logic("toy-omni", "talker")
     rows = formulas.omni_rows(TOKENS)
     wrong = rows.astype(np.int32) if element_type == tensor_pb2.ELEMENT_TYPE_INT32 else rows
-    async with local_stage(logic) as stage, stage_stub(stage.address) as stub:
-        caller = RunStream(stub)
-        await caller.send(open=open_of(logic.description))
-        await caller.opened()
+    async with stage_with(family_logic("toy-omni", "talker")) as stage:
+        caller = await stage.opened()
         for chunk in speech(wrong, element_type):
             await caller.send(chunk=chunk)
         ended = await caller.expect("PROTOCOL", grpc.StatusCode.INVALID_ARGUMENT)
         assert "BFLOAT16 [24, 8] was expected" in ended.message
-        heard = await run_once(stub, open_of(logic.description), speech(rows, tensor_pb2.ELEMENT_TYPE_BFLOAT16))
+        heard = await stage.run(speech(rows, tensor_pb2.ELEMENT_TYPE_BFLOAT16))
         np.testing.assert_array_equal(heard.codes(), formulas.omni_frames(ITEMS, TOKENS))
-        await all_free([stage.address])
 
 
 async def test_rows_of_another_floating_type_are_heard_as_they_are() -> None:
     """Two neighbours may compute in unlike types."""
-    logic = family_logic("toy-omni", "talker")
     rows = formulas.from_bfloat16(formulas.omni_rows(TOKENS)).astype(np.float32)
-    async with local_stage(logic) as stage, stage_stub(stage.address) as stub:
-        heard = await run_once(stub, open_of(logic.description), speech(rows, tensor_pb2.ELEMENT_TYPE_FLOAT32))
+    async with stage_with(family_logic("toy-omni", "talker")) as stage:
+        heard = await stage.run(speech(rows, tensor_pb2.ELEMENT_TYPE_FLOAT32))
         np.testing.assert_array_equal(heard.codes(), formulas.omni_frames(ITEMS, TOKENS))
-        await all_free([stage.address])
 
 
 async def test_a_stage_says_what_type_its_rows_have() -> None:
@@ -176,3 +175,65 @@ async def test_a_stage_says_what_type_its_rows_have() -> None:
     assert types == {"text": "UNSPECIFIED", "prompt": "BFLOAT16", "places": "INT64", "hidden": "BFLOAT16"}
     assert list(said.inputs) == ["text", "image", "audio"]
     assert stage_pb2.Payload.Name(family_logic("toy-film", "diffusion").description.produces[1].payload) == "PAYLOAD_VIDEO"
+
+
+FLOATS = {
+    tensor_pb2.ELEMENT_TYPE_FLOAT32: torch.float32,
+    tensor_pb2.ELEMENT_TYPE_FLOAT16: torch.float16,
+    tensor_pb2.ELEMENT_TYPE_BFLOAT16: torch.bfloat16,
+}
+AWKWARD = (0.0, -0.0, 1.0, np.inf, -np.inf, np.nan, 65504.0, 65519.9, 65520.0, 3.3895314e38, 1e-40, 1.00390625, 1.01171875)
+"""Next to what the types can hold, and in the middle between two of bfloat16."""
+
+
+@pytest.mark.parametrize("given", FLOATS)
+@pytest.mark.parametrize("wanted", FLOATS)
+def test_rows_are_rounded_as_torch_does_it(given: tensor_pb2.ElementType, wanted: tensor_pb2.ElementType, seed: int) -> None:
+    bits = np.random.default_rng(seed).integers(0, 1 << 32, 40_000, np.uint32)
+    rows = torch.cat((torch.tensor(AWKWARD), torch.from_numpy(bits.view(np.float32)))).to(FLOATS[given])[:, None]
+    made = convert_rows(array_of(rows), given, wanted)
+    expected = array_of(rows.to(FLOATS[wanted]))
+    assert made.dtype == expected.dtype and made.shape == expected.shape
+    none = rows.isnan().numpy()
+    np.testing.assert_array_equal(made[~none], expected[~none])
+    seen = torch.from_numpy(made.view(np.int16).copy()).view(torch.bfloat16) if made.dtype == np.uint16 else torch.from_numpy(made.copy())
+    assert bool(seen[torch.from_numpy(none)].isnan().all())
+
+
+ALL = slice(None)
+
+
+@pytest.mark.parametrize(("place", "value"), [((2, 0), np.nan), ((1, -2), 3), ((ALL, -1), 1e6)], ids=["nan", "order", "length"])
+async def test_rows_that_the_model_refuses_are_a_bad_request(place: tuple[int | slice, int], value: float) -> None:
+    """Not INTERNAL: the caller can mend it."""
+    logic = family_logic("smol", "code2wav")
+    (port,) = logic.description.accepts
+    rows = np.zeros((4, port.width), np.float32)
+    rows[:, -2], rows[:, -1] = np.arange(4), 4
+    rows[place] = value
+    async with stage_with(logic) as stage:
+        caller = await stage.opened()
+        for chunk in row_chunks(port.name, rows, [4]):
+            await caller.send(chunk=chunk)
+        ended = await caller.expect("BAD_REQUEST", grpc.StatusCode.INVALID_ARGUMENT)
+        assert ended.metadata["field"] == port.name
+
+
+async def test_a_caller_that_half_closes_and_keeps_its_rows_does_not_hold_the_session() -> None:
+    """No Release can come any more: the end of the stream gives the blocks back. Rows get credit after the answer to the offer, so that not
+    all of them have gone inside messages by then."""
+    logic = toy_logic("thinker", {"max_chunk": 1})
+    async with stage_with(logic, arena_bytes=256 << 20, inline_limit=0) as stage:
+        without_rows = {port.name: 0 if port.name == "hidden" else PLENTY for port in logic.description.produces}
+        caller = await stage.begin(credits=without_rows)
+        opened = await caller.opened()
+        receiver = Receiver()
+        answer = receiver.answer(opened.offers)
+        assert answer.kind != 0 and answer.probe
+        await caller.send(answer=answer)
+        await caller.send(credit=stage_pb2.Credit(port="hidden", total=PLENTY))
+        await caller.until(lambda heard: any(chunk.tensor.HasField("shared_memory") for chunk in heard.of("hidden")))
+        await caller.call.done_writing()
+        heard = await caller.finish()
+        assert heard.ended == stage_pb2.Ended()
+        receiver.close()

@@ -1,11 +1,12 @@
-"""How a session of `Run` ends: half-close, credit, deadline, interruption, all places taken, and the handshake."""
+"""How a session of `Run` ends: half-close, credit, deadline, interruption, all places taken, and the handshake. While it is prepared it has
+its place and holds nobody up."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import random
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 
 import grpc
 import grpc.aio
@@ -13,10 +14,14 @@ import numpy as np
 import pytest
 
 from helpers import lengths
-from helpers.run import RunAnswer, code_chunks, params
+from helpers.link import Context, bare_peer, listen
+from helpers.run import code_chunks, params
 from helpers.servers import all_free, local_stage, stage_stub, toy_logic, watch_until
-from helpers.stage import EXHAUSTED, INVALID, PRECONDITION, ROWS, Stage, chunk, stage_of
+from helpers.stage import EXHAUSTED, INVALID, PRECONDITION, ROWS, Stage, chunk, hop_to, stage_of, stage_with
+from omnistage.models.interface import TextRequest
 from omnistage.models.toy import formulas
+from omnistage.models.toy.stages import ToyOptions, ToyThinker
+from omnistage.thinker.stage import ThinkerStage
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 from omnistage.wire.errors import StageError
 
@@ -32,15 +37,6 @@ async def test_half_close_before_the_input_ended():
         assert "hidden" in ended.message
 
 
-async def test_half_close_with_too_little_credit():
-    async with stage_of("talker", {"max_chunk": 1}) as stage:
-        caller = await stage.opened(credits={"codes": 3})
-        await caller.send(chunk=chunk(rows=8, last=True))
-        await caller.call.done_writing()
-        await caller.expect("HALF_CLOSED", PRECONDITION)
-        assert len(caller.heard.of("codes")) == 3
-
-
 async def test_half_close_with_enough_credit():
     async with stage_of("talker", {"max_chunk": 1}) as stage:
         caller = await stage.opened(credits={"codes": 17})
@@ -53,8 +49,7 @@ async def test_half_close_with_enough_credit():
 
 async def test_half_close_at_once_of_a_stage_without_input():
     async with stage_of("thinker", {"interval_s": 0.002}) as stage:
-        caller = stage.caller()
-        await caller.send(open=stage.open())
+        caller = await stage.begin()
         await caller.call.done_writing()
         (await caller.finish()).check_whole(["text", "hidden"])
 
@@ -97,31 +92,23 @@ async def test_credit_and_release_after_the_last_chunk_are_accepted():
 
 async def test_the_server_has_a_deadline_of_its_own():
     async with stage_of("talker", session_limit=1.0) as stage:
-        caller = stage.caller(timeout_s=None)
-        await caller.send(open=stage.open())
-        await caller.opened()
+        caller = await stage.opened(timeout_s=None)
         await caller.expect("DEADLINE", grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 async def test_the_callers_deadline_ends_the_session():
     async with stage_of("talker") as stage:
-        caller = stage.caller(timeout_s=1.0)
-        await caller.send(open=stage.open())
-        await caller.opened()
-        heard = RunAnswer()
-        try:
-            heard = await caller.finish()
-        except grpc.aio.AioRpcError as error:
-            heard.code = error.code()
-        assert heard.code == grpc.StatusCode.DEADLINE_EXCEEDED
+        caller = await stage.opened(timeout_s=1.0)
+        with suppress(grpc.aio.AioRpcError):  # Without Ended the status comes as an exception, with it as a value.
+            await caller.finish()
+        assert await caller.call.code() == grpc.StatusCode.DEADLINE_EXCEEDED
         await all_free([stage.address])
 
 
 async def test_a_deadline_is_no_lost_stage_behind():
     """The hop behind ends at the same deadline; the stage must not call that a loss."""
     async with stage_of("code2wav") as behind, stage_of("talker", session_limit=1.0) as stage:
-        hop = stage_pb2.Hop(kind=stage_pb2.STAGE_KIND_CODE2WAV, model="toy-code2wav", addresses=[behind.address], takes=["codes"])
-        caller = await stage.opened(route=[hop])
+        caller = await stage.opened(route=[hop_to(behind.address)])
         await caller.expect("DEADLINE", grpc.StatusCode.DEADLINE_EXCEEDED)
         await all_free([behind.address])
 
@@ -145,19 +132,10 @@ async def test_interrupt_ends_every_port_and_the_session_well(kind: str):
 
 
 async def test_interrupt_goes_through_a_chain():
-    async with AsyncExitStack() as servers:
-        options = {"interval_s": 0.005}
-        code2wav = await servers.enter_async_context(stage_of("code2wav"))
-        talker = await servers.enter_async_context(stage_of("talker"))
-        thinker = await servers.enter_async_context(stage_of("thinker", options))
-        caller = await thinker.opened(
-            params=params("thinker", max_tokens=20_000, ignore_eos=True),
-            credits={"text": 1 << 20, "audio": 1 << 20},
-            route=[
-                stage_pb2.Hop(kind=stage_pb2.STAGE_KIND_TALKER, model="toy-talker", addresses=[talker.address], takes=["hidden"]),
-                stage_pb2.Hop(kind=stage_pb2.STAGE_KIND_CODE2WAV, model="toy-code2wav", addresses=[code2wav.address], takes=["codes"]),
-            ],
-        )
+    async with stage_of("code2wav") as code2wav, stage_of("talker") as talker, stage_of("thinker", {"interval_s": 0.005}) as thinker:
+        endless, credits = params("thinker", max_tokens=20_000, ignore_eos=True), {"text": 1 << 20, "audio": 1 << 20}
+        route = [hop_to(talker.address, kind="talker"), hop_to(code2wav.address)]
+        caller = await thinker.opened(params=endless, credits=credits, route=route)
         await caller.until(lambda heard: len(heard.of("audio")) > 3)
         await caller.send(interrupt=stage_pb2.Interrupt())
         heard = await caller.finish()
@@ -169,9 +147,7 @@ async def test_interrupt_goes_through_a_chain():
 async def test_a_full_stage_says_so_at_once_and_takes_the_next_when_there_is_room():
     async with stage_of("talker", max_sessions=2) as stage:
         running = [await stage.opened(), await stage.opened()]
-        refused = stage.caller()
-        await refused.send(open=stage.open())
-        ended = await refused.expect("OVERLOADED", EXHAUSTED)
+        ended = await stage.refuse("OVERLOADED", EXHAUSTED)
         assert ended.retry_delay.ToTimedelta().total_seconds() > 0
         for caller in running:
             await caller.send(chunk=chunk(last=True))
@@ -184,9 +160,7 @@ async def test_a_draining_stage_finishes_its_sessions_and_refuses_new_ones():
         running = await stage.opened()
         draining = asyncio.create_task(server.service.drain(30))
         assert (await watch_until(server.address, lambda report: report.draining)).sessions == 1
-        refused = stage.caller()
-        await refused.send(open=stage.open())
-        ended = await refused.expect("DRAINING", grpc.StatusCode.UNAVAILABLE)
+        ended = await stage.refuse("DRAINING", grpc.StatusCode.UNAVAILABLE)
         assert ended.HasField("retry_delay"), "where no other replica is there, this reaches the client"
         assert not draining.done()
         await running.send(chunk=chunk(last=True))
@@ -253,9 +227,7 @@ async def test_an_error_that_was_told_and_what_it_came_through_are_freed_at_once
         gc.disable()
         try:
             for _ in range(3):
-                refused = stage.caller()
-                await refused.send(open=stage.open(params=params("thinker")))
-                await refused.expect("BAD_REQUEST", INVALID)
+                await stage.refuse("BAD_REQUEST", params=params("thinker"))
                 wrong = await stage.opened()
                 await wrong.send(chunk=chunk(seq=7))
                 await wrong.expect("PROTOCOL", INVALID)
@@ -271,3 +243,61 @@ async def test_an_error_that_was_told_and_what_it_came_through_are_freed_at_once
 def _errors() -> list[StageError]:
     """Those that there are in this process."""
     return [one for one in gc.get_objects() if type(one) is StageError]
+
+
+# While it is prepared -------------------------------------------------------------------------------------------------------------------
+
+
+class Slow(ToyThinker):
+    """Prepares no request before it is let go."""
+
+    def __init__(self, options: ToyOptions) -> None:
+        super().__init__(options)
+        self.asked, self.go = asyncio.Event(), asyncio.Event()
+
+    async def prepare(self, request: TextRequest) -> TextRequest:
+        self.asked.set()
+        await self.go.wait()
+        return await super().prepare(request)
+
+
+async def test_a_session_has_its_place_while_it_is_prepared():
+    model = Slow(ToyOptions())
+    async with stage_with(ThinkerStage(model), max_sessions=1) as stage, asyncio.timeout(60):
+        caller = await stage.begin(session_id="first")
+        await model.asked.wait()
+        await stage.refuse("OVERLOADED", EXHAUSTED, session_id="second")
+        model.go.set()
+        (await caller.finish()).check_whole(["text", "hidden"])
+
+
+async def test_a_session_that_is_never_prepared_ends_with_its_deadline():
+    async with stage_with(ThinkerStage(Slow(ToyOptions())), session_limit=0.5) as stage:
+        await stage.refuse("DEADLINE", grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+async def test_a_session_that_is_prepared_and_opened_again_gives_its_place_to_the_newer_one():
+    model = Slow(ToyOptions())
+    async with stage_with(ThinkerStage(model)) as stage, asyncio.timeout(60):
+        older = await stage.begin(session_id="same", attempts=[0])
+        await model.asked.wait()
+        newer = await stage.begin(session_id="same", attempts=[1])
+        await older.expect("SUPERSEDED", grpc.StatusCode.ABORTED)
+        await watch_until(stage.address, lambda report: report.sessions == 1)
+        model.go.set()
+        (await newer.finish()).check_whole(["text", "hidden"])
+
+
+async def test_a_session_whose_stage_behind_does_not_answer_and_that_is_opened_again_ends():
+    silent = asyncio.Event()
+
+    async def behind(opened: stage_pb2.Open, context: Context) -> None:
+        silent.set()
+        await listen(context)
+
+    async with bare_peer(behind) as address, stage_of("thinker") as stage, asyncio.timeout(60):
+        older = await stage.begin(session_id="same", attempts=[0], route=[hop_to(address, kind="talker")])
+        await silent.wait()
+        newer = await stage.begin(session_id="same", attempts=[1])
+        await older.expect("SUPERSEDED", grpc.StatusCode.ABORTED)
+        (await newer.finish()).check_whole(["text", "hidden"])
