@@ -16,8 +16,7 @@ import torch
 
 from benchmarks.figures import Figure
 from benchmarks.talker import NEVER_ENDS, steps_s, thinker_params
-from helpers.omni_reference import OmniReference
-from helpers.qwen3_reference import Qwen3Reference
+from helpers.omni_reference import OmniReference, Qwen3Reference
 from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.models.conversation import Turn
 from omnistage.models.encoders.thinker import MediaThinker

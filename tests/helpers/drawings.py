@@ -19,15 +19,12 @@ MOVING = ("wan2.2-t2v", "wan2.2-ti2v", "wan2.2-i2v", "stable-audio")
 """The checkpoints of `make-tiny` that make films and sounds."""
 
 
+@cache
 def checkpoint(name: str, size: str = "tiny") -> Path:
     """The folder of one of NAMES or MOVING, in float32; nobody may write to it, and it is gone when the process ends."""
-    return _made(name, size)
-
-
-@cache
-def _made(name: str, size: str) -> Path:
     folder = _home() / f"{name}-{size}"
-    make_tiny(name, folder, CheckpointOrder(size=size))
+    if not folder.exists():  # The size may be left out.
+        make_tiny(name, folder, CheckpointOrder(size=size))
     return folder
 
 
@@ -38,6 +35,11 @@ def writable(name: str, folder: Path, size: str = "tiny") -> Path:
 
 @cache
 def _home() -> Path:
+    return kept_folder()
+
+
+def kept_folder() -> Path:
+    """A new folder, which is gone when the process ends."""
     home = tempfile.mkdtemp(prefix="omnistage-drawings-")
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     return Path(home)

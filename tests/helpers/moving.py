@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import io
-import shutil
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,6 +33,7 @@ from transformers.models.gemma3 import Gemma3Config, Gemma3ForConditionalGenerat
 from transformers.models.t5 import T5Config, T5EncoderModel
 from transformers.models.umt5 import UMT5Config, UMT5EncoderModel
 
+from helpers.drawings import kept_folder
 from omnistage.models.diffusers.folder import quiet
 
 FILM_SIDE, FRAMES, RATE_HZ, CHANNELS = 32, 5, 1600, 1
@@ -174,11 +172,10 @@ def show_same_frames(found: bytes, expected: bytes) -> bool:
 
 
 def _saved(pipeline: Any, **parts: Any) -> Path:
-    home = tempfile.mkdtemp(prefix="omnistage-drawings-")
-    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    home = kept_folder()
     with quiet():
         pipeline(**parts).save_pretrained(home)
-    return Path(home)
+    return home
 
 
 def letters() -> PreTrainedTokenizerFast:

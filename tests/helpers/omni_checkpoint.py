@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,19 @@ from omnistage.models.tiny.makers import CheckpointOrder, make_tiny
 def omni_checkpoint(factory: pytest.TempPathFactory, order: CheckpointOrder | None = None) -> Path:
     """Its folder, which nobody may write to. All processes of a run get the same one for the same order."""
     order = order or CheckpointOrder()
+    name = f"omni-{order.size}-{order.seed}-{order.tokenizer}-{order.dtype or 'default'}"
+    return shared_folder(factory, name, lambda folder: make_tiny("qwen2.5-omni", folder, order))
+
+
+def shared_folder(factory: pytest.TempPathFactory, name: str, fill: Callable[[Path], object]) -> Path:
+    """A folder that all processes of a run share; the first that asks for it fills it."""
     base = factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    folder = shared / f"omni-{order.size}-{order.seed}-{order.tokenizer}-{order.dtype or 'default'}"
-    with (shared / "omni.lock").open("a") as lock:
+    folder = shared / name
+    with (shared / f"{name}.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
-            make_tiny("qwen2.5-omni", folder, order)
+            (work := shared / f"{name}.making").mkdir()
+            fill(work)
+            work.rename(folder)
     return folder

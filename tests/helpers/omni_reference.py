@@ -1,4 +1,4 @@
-"""The reference for the Thinker: Transformers with a checkpoint of Qwen2.5-Omni.
+"""The references for Thinkers: Transformers with a checkpoint of Qwen2.5-Omni or Qwen3-Omni.
 
 Pixels of films come from our decoder on both sides, since Transformers' own needs torchvision; those of pictures from
 `Qwen2VLImageProcessorPil`, spectrograms from `WhisperFeatureExtractor`, and the prompt is written and filled in as its processor does
@@ -17,9 +17,12 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from PIL import Image
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, Qwen2_5OmniForConditionalGeneration, WhisperFeatureExtractor
 from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5OmniProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeForConditionalGeneration
+from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import Qwen3OmniMoeProcessor, _get_feat_extract_output_lengths
 
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.encoders.encoder import grid_of, patches_of
@@ -30,6 +33,7 @@ from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.results import DecodedFilm, DecodedSound
 from omnistage.models.media.terms import FilmPreprocessing, SoundPreprocessing
 from omnistage.models.qwen2_5_omni.config import read_thinker_config
+from omnistage.models.qwen3_omni.config import read_thinker_config as read_qwen3_config
 
 RATE_HZ = 16_000
 
@@ -55,6 +59,7 @@ class OmniReference:
     around: ClassVar = ("<|audio_bos|>", "<|audio_eos|>")
     """The sound of a film."""
     whole_of: ClassVar[Any] = Qwen2_5OmniForConditionalGeneration
+    processor_of: ClassVar[Any] = Qwen2_5OmniProcessor
     config_of: ClassVar[Callable[[Path], Any]] = read_thinker_config
     loading: ClassVar[Mapping[str, Any]] = {}
     """The further arguments of its loading."""
@@ -180,26 +185,41 @@ class OmniReference:
 
     def film(self, inputs: dict[str, Any], place: int, sound: int) -> str:
         """The rows of a film and its sound, as Transformers' processor writes them."""
-        processor: Any = Qwen2_5OmniProcessor
-        names = {f"{name}_token": self.marks[name] for name in ("audio", "video")}
         one = SimpleNamespace(
             video_processor=SimpleNamespace(merge_size=self._config.vision.merge),
             audio_bos_token=self.around[0],
             audio_eos_token=self.around[1],
-            **names,
+            **{f"{name}_token": self.marks[name] for name in ("audio", "video")},
         )
-        one.get_chunked_index = partial(processor.get_chunked_index, one)
+        one.get_chunked_index = partial(self.processor_of.get_chunked_index, one)
+        chunks = {name: value for name in ("seconds_per_chunk",) if (value := getattr(self._config, name, None))}
         film = {"video_grid_thw": inputs["video_grid_thw"].numpy(), "video_second_per_grid": np.ones(len(inputs["video_grid_thw"]))}
-        rows: str = processor.replace_video_with_audio_token(
-            one,
-            film,
-            place,
-            {"num_audio_tokens": {0: sound}},
-            0,
-            position_id_per_seconds=self._config.position_ids_per_second,
-            seconds_per_chunk=self._config.seconds_per_chunk,
-        )
+        counts, rate = {"num_audio_tokens": {0: sound}}, self._config.position_ids_per_second
+        rows: str = self.processor_of.replace_video_with_audio_token(one, film, place, counts, 0, position_id_per_seconds=rate, **chunks)
         return rows
+
+
+class Qwen3Reference(OmniReference):
+    """The same with a checkpoint of Qwen3-Omni."""
+
+    marks: ClassVar = {"image": "<|image_pad|>", "audio": "<|audio_pad|>", "video": "<|video_pad|>"}
+    around: ClassVar = ("<|audio_start|>", "<|audio_end|>")
+    whole_of: ClassVar[Any] = Qwen3OmniMoeForConditionalGeneration
+    processor_of: ClassVar[Any] = Qwen3OmniMoeProcessor
+    config_of = read_qwen3_config
+    loading: ClassVar = {"enable_audio_output": False}
+
+    def spectrograms(self, waves: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """See OmniReference. Each sound is prepared alone, because the processor fills sounds up to the longest one of a request."""
+        made = [
+            self._sounds(wave, sampling_rate=RATE_HZ, padding=True, truncation=False, return_attention_mask=True, return_tensors="pt")
+            for wave in waves
+        ]
+        features = pad_sequence([one["input_features"][0].T for one in made], batch_first=True).mT
+        return features, pad_sequence([one["attention_mask"][0] for one in made], batch_first=True)
+
+    def sound_rows(self, frames: int) -> int:
+        return int(_get_feat_extract_output_lengths(frames, self._config.audio.chunk // 2))
 
 
 def _media(turns: Sequence[Turn]) -> list[Media]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Callable, Mapping
 from functools import reduce
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from helpers.omni_checkpoint import shared_folder
 from omnistage.models.reports import show_nothing
 from omnistage.models.tiny.omni import build_vocabulary
 from omnistage.models.tiny.qwen3_omni.checkpoint import config, fill
@@ -102,13 +101,4 @@ def _without_head(weights: Weights) -> Weights:
 
 def shared_checkpoint(factory: pytest.TempPathFactory, name: str = "qwen3") -> Path:
     """One of make-tiny, which nobody may write to. All processes of a run get the same."""
-    base = factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    folder = shared / name
-    with (shared / f"{name}.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            (work := shared / f"{name}.making").mkdir()
-            made(work, TINY, 0)
-            work.rename(folder)
-    return folder
+    return shared_folder(factory, name, lambda folder: made(folder, TINY, 0))

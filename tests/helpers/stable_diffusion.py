@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import shutil
 import string
-import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -16,6 +14,7 @@ import torch
 from diffusers import AutoencoderKL, ControlNetModel, DPMSolverMultistepScheduler, StableDiffusionPipeline, UNet2DConditionModel
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
+from helpers.drawings import kept_folder
 from omnistage.models.diffusers.folder import quiet
 
 SIDE = 64
@@ -25,8 +24,7 @@ SIDE = 64
 @cache
 def stable_diffusion() -> Path:
     """Its folder, which is gone when the process ends; nobody may write to it."""
-    home = tempfile.mkdtemp(prefix="omnistage-drawings-")
-    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    home = kept_folder()
     torch.manual_seed(0)
     tokenizer = _tokenizer()
     with quiet():
@@ -67,7 +65,7 @@ def stable_diffusion() -> Path:
             requires_safety_checker=False,
         )
         pipe.save_pretrained(home)
-    return Path(home)
+    return home
 
 
 def variant(class_name: str, folder: Path, scheduler: Mapping[str, Any] | None = None, *, controlled: bool = False) -> Path:

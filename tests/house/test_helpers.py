@@ -26,7 +26,6 @@ SHARED_BY_ONE = {
     "daemon": "serves the container test, which would have 600 lines with it",
     "images": "serves the container test, which would have 600 lines with it",
     "page_picture": "takes a picture of the docs anew, and a test runs it",
-    "qwen3_speech": "is what `omni_answers` asks of one of its families",
 }
 """Helpers with fewer than two users, and why they stand alone."""
 

@@ -1,6 +1,6 @@
 """The parts of the tests that stand for parts of a published processor prepare media as that processor does.
 
-The parts, by the helper that has them. `omni_reference`, `qwen3_reference`: Pillow's backend for pictures (`Qwen2VLImageProcessorPil`), our
+The parts, by the helper that has them. `omni_reference`: Pillow's backend for pictures (`Qwen2VLImageProcessorPil`), our
 decoder and patches for the frames of films, one second of silence in place of the minutes behind sounds, the rows of a sound, the filling
 of the prompt, the rows of a heard film, the seconds of its frames. `drawn`: the processor of pictures to be edited (`load_processor`)."""
 
@@ -18,9 +18,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from helpers import lengths, published
 from helpers.drawings import checkpoint
-from helpers.omni_reference import OmniReference
+from helpers.omni_reference import OmniReference, Qwen3Reference
 from helpers.published_processor import medium
-from helpers.qwen3_reference import Qwen3Reference
 from helpers.saved_processor import Conversation, inputs
 from omnistage.models.diffusers.folder import load_processor
 from omnistage.models.media.decoder import MediaDecoder
