@@ -34,14 +34,31 @@ def arena() -> Iterator[Arena]:
     arena.close()
 
 
+@pytest.fixture
+def sender(arena: Arena) -> Iterator[Sender]:
+    sender = Sender(arena, inline_limit=0)
+    yield sender
+    sender.close(clean=True)
+
+
+@pytest.fixture
+def receiver(sender: Sender) -> Receiver:
+    """It takes tensors in the memory of the sender."""
+    receiver = Receiver()
+    sender.accept(receiver.answer(sender.offers()))
+    return receiver
+
+
 def chunk(seq: int, tensor: tensor_pb2.Tensor | None = None, *, last: bool = False) -> chunk_pb2.Chunk:
     return chunk_pb2.Chunk(port="hidden", seq=seq, first=seq, count=1, last=last, tensor=tensor or tensor_of(ROWS[:1]))
 
 
-async def test_what_arrives_while_memory_is_given_back_is_not_overlooked(arena: Arena):
+async def nobody(message: stage_pb2.RunResponse) -> None:
+    """Hears no reply."""
+
+
+async def test_what_arrives_while_memory_is_given_back_is_not_overlooked(sender: Sender, receiver: Receiver):
     """The write that gives memory back lets other tasks run; a chunk that one of them takes in then must wake the one that waits for it."""
-    sender, receiver = Sender(arena, inline_limit=0), Receiver()
-    sender.accept(receiver.answer(sender.offers()))
     tensors = [tensor for n in range(3) for tensor in sender.pack(ROWS[n : n + 1])]
     waiting = [chunk(n, tensor, last=n == 2) for n, tensor in enumerate(tensors)]
     inputs: Inputs
@@ -64,7 +81,6 @@ async def test_what_arrives_while_memory_is_given_back_is_not_overlooked(arena: 
     assert taken == [ROWS[n : n + 1].tolist() for n in range(3)]
     inputs.close()
     assert sender.outstanding == 0 and inputs.items == {"hidden": 3}
-    sender.close(clean=True)
 
 
 async def test_credit_grows_by_half_windows_as_the_stage_takes():
@@ -82,10 +98,7 @@ async def test_credit_grows_by_half_windows_as_the_stage_takes():
 
 
 async def test_half_close_is_told_only_after_what_had_come():
-    async def reply(message: stage_pb2.RunResponse) -> None:
-        return
-
-    inputs = Inputs(PORTS, Receiver(), reply)
+    inputs = Inputs(PORTS, Receiver(), nobody)
     inputs.put(chunk(0))
     inputs.half_close()
     assert (await anext(inputs)).first == 0
@@ -93,14 +106,8 @@ async def test_half_close_is_told_only_after_what_had_come():
         await anext(inputs)
 
 
-async def test_views_are_given_back_when_a_session_ends_early(arena: Arena):
-    sender, receiver = Sender(arena, inline_limit=0), Receiver()
-    sender.accept(receiver.answer(sender.offers()))
-
-    async def reply(message: stage_pb2.RunResponse) -> None:
-        return
-
-    inputs = Inputs(PORTS, receiver, reply)
+async def test_views_are_given_back_when_a_session_ends_early(arena: Arena, sender: Sender, receiver: Receiver):
+    inputs = Inputs(PORTS, receiver, nobody)
     for n in range(5):
         inputs.put(chunk(n, *sender.pack(ROWS[n : n + 1])))
     first = await anext(inputs)
@@ -111,13 +118,6 @@ async def test_views_are_given_back_when_a_session_ends_early(arena: Arena):
     receiver.close()
     sender.close(clean=True)
     assert arena.leases == 0
-
-
-# Ports that go on ----------------------------------------------------------------------------------------------------------------------
-
-
-async def _nobody(message: stage_pb2.RunResponse) -> None:
-    return
 
 
 async def _taken(inputs: Inputs) -> tuple[list[int], list[list[float]]]:
@@ -160,7 +160,7 @@ def test_a_port_that_goes_on_gives_its_items_from_the_needed_one(port: str, cuts
             chunk.seq = seq
 
     async def play() -> None:
-        inputs = Inputs(CODES if port == "codes" else PORTS, Receiver(), _nobody)
+        inputs = Inputs(CODES if port == "codes" else PORTS, Receiver(), nobody)
         inputs.go_on_from({port: needed})
         for chunk in chunks:
             inputs.put(chunk)
@@ -174,7 +174,7 @@ def test_a_port_that_goes_on_gives_its_items_from_the_needed_one(port: str, cuts
 
 async def test_a_tensor_in_parts_is_cut_when_it_is_whole():
     data = ROWS.astype("<f4").tobytes()
-    inputs = Inputs(PORTS, Receiver(), _nobody)
+    inputs = Inputs(PORTS, Receiver(), nobody)
     inputs.go_on_from({"hidden": 6})
     for seq, (begin, end) in enumerate([(0, 300), (300, 700), (700, len(data))]):
         inline = tensor_pb2.InlinePart(data=data[begin:end], offset=begin, total_bytes=len(data))
@@ -186,7 +186,7 @@ async def test_a_tensor_in_parts_is_cut_when_it_is_whole():
 
 @pytest.mark.parametrize("first", [1, 3, (1 << 64) - 1])
 async def test_a_port_that_must_be_replayed_whole_may_not_begin_later(first: int):
-    inputs = Inputs(PORTS, Receiver(), _nobody)
+    inputs = Inputs(PORTS, Receiver(), nobody)
     inputs.go_on_from({})
     late = chunk(0)
     late.first = first
@@ -197,29 +197,25 @@ async def test_a_port_that_must_be_replayed_whole_may_not_begin_later(first: int
 async def test_text_cannot_be_cut():
     """Its characters do not say which token they come from; a stage that takes text needs all of it."""
     text = stage_pb2.Port(name="text", payload=stage_pb2.PAYLOAD_TEXT, replay=stage_pb2.REPLAY_ALL)
-    inputs = Inputs([text], Receiver(), _nobody)
+    inputs = Inputs([text], Receiver(), nobody)
     inputs.go_on_from({"text": 1})
     inputs.put(chunk_pb2.Chunk(port="text", count=2, last=True, text=chunk_pb2.TextChunk(text="a b ", token_ids=[1, 2])))
     with pytest.raises(StageError, match="PROTOCOL"):
         await anext(inputs)
 
 
-async def test_what_comes_after_the_end_of_a_session_is_not_held(arena: Arena):
+async def test_what_comes_after_the_end_of_a_session_is_not_held(sender: Sender, receiver: Receiver):
     """A caller may not have seen Ended yet."""
-    sender, receiver = Sender(arena, inline_limit=0), Receiver()
-    sender.accept(receiver.answer(sender.offers()))
-    inputs = Inputs(PORTS, receiver, _nobody)
+    inputs = Inputs(PORTS, receiver, nobody)
     inputs.put(chunk(0, *sender.pack(ROWS[:1])))
     inputs.close()
     inputs.put(chunk(1, *sender.pack(ROWS[:1])))
     assert receiver.held == 0
-    sender.close(clean=True)
 
 
-async def test_what_waits_when_the_caller_interrupts_is_dropped(arena: Arena):
+async def test_what_waits_when_the_caller_interrupts_is_dropped(sender: Sender, receiver: Receiver):
     """Its memory is given back; what is in use stays as it is until it is not."""
-    sender, receiver, released = Sender(arena, inline_limit=0), Receiver(), list[tensor_pb2.Release]()
-    sender.accept(receiver.answer(sender.offers()))
+    released = list[tensor_pb2.Release]()
 
     async def reply(message: stage_pb2.RunResponse) -> None:
         if message.HasField("release"):
@@ -228,8 +224,7 @@ async def test_what_waits_when_the_caller_interrupts_is_dropped(arena: Arena):
 
     inputs = Inputs(PORTS, receiver, reply)
     for n in range(4):
-        (tensor,) = sender.pack(ROWS[n : n + 1])
-        inputs.put(chunk(n, tensor))
+        inputs.put(chunk(n, *sender.pack(ROWS[n : n + 1])))
     taken = []
     async with asyncio.timeout(10):
         async for piece in inputs:

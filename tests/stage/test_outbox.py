@@ -73,10 +73,21 @@ def outbox_on(wire: HeldStream, *, batches: bool = True) -> Outbox:
     return outbox
 
 
-async def begun(outbox: Outbox) -> None:
-    """A write of chunk 0 is under way."""
+async def begun(wire: HeldStream, *messages: stage_pb2.RunResponse, batches: bool = True) -> Outbox:
+    """A write of chunk 0 is under way, and these messages wait for it."""
+    outbox = outbox_on(wire, batches=batches)
     await outbox.put(chunk(0))
     await asyncio.sleep(0)
+    for message in messages:
+        await outbox.put(message)
+    return outbox
+
+
+async def let_go(wire: HeldStream, outbox: Outbox) -> Sequence[object]:
+    """All that came out."""
+    wire.gate.set()
+    await outbox.flush()
+    return wire.shapes()
 
 
 async def test_a_stream_that_keeps_up_gets_each_chunk_by_itself():
@@ -90,53 +101,33 @@ async def test_a_stream_that_keeps_up_gets_each_chunk_by_itself():
 
 async def test_what_waits_for_a_write_goes_together_and_in_order():
     wire = HeldStream()
-    outbox = outbox_on(wire)
-    await begun(outbox)
-    for message in (chunk(1), chunk(2, port="text"), KEEP, chunk(3), several(4, 5), chunk(6)):
-        await outbox.put(message)
-    wire.gate.set()
-    await outbox.flush()
-    assert wire.shapes() == [0, [1, 2], "keep", [3, 4, 5, 6]]
+    outbox = await begun(wire, chunk(1), chunk(2, port="text"), KEEP, chunk(3), several(4, 5), chunk(6))
+    assert await let_go(wire, outbox) == [0, [1, 2], "keep", [3, 4, 5, 6]]
 
 
 async def test_a_caller_that_takes_one_chunk_a_message_gets_them_so_even_from_a_batch():
     wire = HeldStream()
-    outbox = outbox_on(wire, batches=False)
-    await begun(outbox)
-    for message in (chunk(1), several(2, 3), KEEP):
-        await outbox.put(message)
-    wire.gate.set()
-    await outbox.flush()
-    assert wire.shapes() == [0, 1, 2, 3, "keep"]
+    outbox = await begun(wire, chunk(1), several(2, 3), KEEP, batches=False)
+    assert await let_go(wire, outbox) == [0, 1, 2, 3, "keep"]
 
 
 async def test_batches_are_bounded_in_chunks_and_in_bytes():
     wire = HeldStream()
-    outbox = outbox_on(wire)
-    await begun(outbox)
-    await outbox.put(several(*range(1, MAX_BATCH)))
-    await outbox.put(chunk(MAX_BATCH))
-    await outbox.put(chunk(MAX_BATCH + 1))
-    await outbox.put(chunk(MAX_BATCH + 2, MAX_BATCH_BYTES))
-    await outbox.put(chunk(MAX_BATCH + 3))
-    wire.gate.set()
-    await outbox.flush()
-    assert wire.shapes() == [0, list(range(1, MAX_BATCH + 1)), MAX_BATCH + 1, MAX_BATCH + 2, MAX_BATCH + 3]
+    full = [several(*range(1, MAX_BATCH)), chunk(MAX_BATCH)]
+    outbox = await begun(wire, *full, chunk(MAX_BATCH + 1), chunk(MAX_BATCH + 2, MAX_BATCH_BYTES), chunk(MAX_BATCH + 3))
+    assert await let_go(wire, outbox) == [0, list(range(1, MAX_BATCH + 1)), MAX_BATCH + 1, MAX_BATCH + 2, MAX_BATCH + 3]
 
 
 async def test_a_fast_producer_waits_while_the_outbox_is_full():
     wire = HeldStream()
-    outbox = outbox_on(wire)
-    await begun(outbox)
-    for seq in range(1, MAX_WAITING + 1):
-        await outbox.put(chunk(seq))
+    outbox = await begun(wire, *map(chunk, range(1, MAX_WAITING + 1)))
     one_more = asyncio.create_task(outbox.put(chunk(MAX_WAITING + 1)))
     done, _ = await asyncio.wait({one_more}, timeout=0.05)
     assert not done
     wire.gate.set()
     await one_more
     await outbox.flush()
-    assert [chunk.seq for message in wire.written for chunk in message.chunks.chunks or [message.chunk]] == list(range(MAX_WAITING + 2))
+    assert [seq for message in wire.written for seq in parts(message)] == list(range(MAX_WAITING + 2))
 
 
 async def test_a_flush_waits_for_what_was_put_before_it_and_not_for_what_others_put_meanwhile():
@@ -165,10 +156,7 @@ async def test_a_flush_waits_for_what_was_put_before_it_and_not_for_what_others_
 async def test_an_error_of_the_stream_reaches_whoever_puts_waits_or_flushes(error: Exception, told: type[Exception]):
     """A caller that has left is no bug; any other failure is one, and the log says so."""
     wire = HeldStream(error=error)
-    outbox = outbox_on(wire)
-    await begun(outbox)
-    for seq in range(1, MAX_WAITING + 1):
-        await outbox.put(chunk(seq))
+    outbox = await begun(wire, *map(chunk, range(1, MAX_WAITING + 1)))
     waiting = [asyncio.create_task(outbox.put(KEEP)), asyncio.create_task(outbox.flush())]
     await asyncio.sleep(0)
     with structlog.testing.capture_logs() as logs:
@@ -184,8 +172,7 @@ async def test_an_error_of_the_stream_reaches_whoever_puts_waits_or_flushes(erro
 @pytest.mark.usefixtures("collected_by_hand")
 async def test_an_error_of_the_stream_keeps_nothing_of_those_it_reached():
     wire = HeldStream(is_open=True, error=CallerGone())
-    outbox = outbox_on(wire)
-    await begun(outbox)
+    outbox = await begun(wire)
 
     async def told() -> weakref.ref[HeldStream]:
         of_the_session = HeldStream()
@@ -198,9 +185,7 @@ async def test_an_error_of_the_stream_keeps_nothing_of_those_it_reached():
 
 async def test_after_cancel_nothing_is_written_and_nobody_waits():
     wire = HeldStream()
-    outbox = outbox_on(wire)
-    await begun(outbox)
-    await outbox.put(chunk(1))
+    outbox = await begun(wire, chunk(1))
     flushing = asyncio.create_task(outbox.flush())
     await asyncio.sleep(0)
     outbox.cancel()
