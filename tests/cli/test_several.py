@@ -16,6 +16,7 @@ from helpers import lengths
 from helpers.command import omnistage
 from helpers.hanging import ENVIRONMENT
 from helpers.loading import loading_pipeline, reading
+from helpers.output import COMMAND
 from helpers.processes import ProcessFamily, StartedProcess
 from helpers.serving import serving
 from omnistage.cli.console import Notices
@@ -193,10 +194,9 @@ def test_processes_are_named_by_their_pipeline_only_where_another_one_has_such_a
 def test_a_stack_is_announced_alike_wherever_it_runs(capsys: pytest.CaptureFixture[str], address: str, named: str, ended: str) -> None:
     """Commands are told the address where they do not find it by themselves: one that can be asked, also of who listens everywhere."""
     shown = []
+    options = ServerOptions(http="0.0.0.0:8000", idle_limit_s=1800)
+    layout = Layout([PipelineLayout(name, name, []) for name in ("one", "two", "three")], options)
     for pid in (0, 7):
-        layout = Layout(
-            [PipelineLayout(name, name, []) for name in ("one", "two", "three")], ServerOptions(http="0.0.0.0:8000", idle_limit_s=1800)
-        )
         announce(Notices(), address, layout, pid=pid, http="0.0.0.0:8001", metrics="0.0.0.0:9", log_folder="/logs")
         first, *rest = capsys.readouterr().err.splitlines()
         end = f"pid 7; `omnistage stop{ended}` ends it" if pid else "Ctrl-C ends it"
@@ -223,19 +223,16 @@ def test_several_pipelines_are_a_setting_like_any_other(tmp_path: Path) -> None:
         settings: dict[str, object] = yaml.safe_load(done.stdout)
         return settings
 
-    file = tmp_path / "stack.yaml"
-    file.write_text(
-        "pipeline: [toy, toy-picture]\ndevice: {toy-picture/diffusion: cpu, all: cpu}\ncheckpoint: {toy: /a, toy-picture: /b}\n"
-    )
-    said = printed("--config", str(file))
-    assert said["pipeline"] == ["toy", "toy-picture"]
-    assert said["device"] == {"toy-picture/diffusion": "cpu", "all": "cpu"}
-    assert said["checkpoint"] == {"toy": "/a", "toy-picture": "/b"}
+    file, again = tmp_path / "stack.yaml", tmp_path / "again.yaml"
+    several = {"pipeline": ["toy", "toy-picture"], "device": {"toy-picture/diffusion": "cpu", "all": "cpu"}}
+    several |= {"checkpoint": {"toy": "/a", "toy-picture": "/b"}}
+    file.write_text(yaml.safe_dump(several))
+    settings = printed("--config", str(file))
+    assert {name: settings[name] for name in several} == several
     assert printed("--config", str(file), OMNISTAGE_SERVE_PIPELINE="toy toy-film")["pipeline"] == ["toy", "toy-film"]
     assert printed("toy", "--config", str(file))["pipeline"] == "toy"
-    again = tmp_path / "again.yaml"
-    again.write_text(yaml.safe_dump(said))
-    assert printed("--config", str(again)) == said
+    again.write_text(yaml.safe_dump(settings))
+    assert printed("--config", str(again)) == settings
 
 
 @lengths.long_form(
@@ -248,7 +245,7 @@ def test_an_owner_asks_for_pipelines_and_hears_of_each(family: ProcessFamily, tm
     words = ["serve", "toy-picture", write(tmp_path, "one"), "--address", "127.0.0.1:0"]
     words += ["--ready-fd", str(ready_write), "--lifeline-fd", str(lifeline_read)]
     environment = {**os.environ, "OMNISTAGE_SERVE_NO_HTTP": "false"}  # All the same it takes none: it has an owner.
-    command = [sys.executable, "-m", "omnistage.cli", *words]
+    command = [*COMMAND, *words]
     with StartedProcess(command, pass_fds=(ready_write, lifeline_read), env=environment) as server:
         os.close(ready_write)
         os.close(lifeline_read)

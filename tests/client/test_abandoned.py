@@ -91,11 +91,9 @@ async def test_streams_that_are_garbage_on_any_thread(router: Local, collect: Ca
         with Omni(address=router.address) as omni, Omni(address=router.address) as other:
             leave_streams(omni)
             collect(gc.collect)
-            assert other.say("Hi", timeout_s=PATIENCE_S).text
-            assert omni.say("Hi", timeout_s=PATIENCE_S).text
+            assert other.say("Hi", timeout_s=PATIENCE_S).text and omni.say("Hi", timeout_s=PATIENCE_S).text
 
-    asking = asyncio.to_thread(ask)
-    await asyncio.wait_for(asking, PATIENCE_S)
+    await asyncio.wait_for(asyncio.to_thread(ask), PATIENCE_S)
     await ended(router, STREAMS)
 
 
@@ -166,8 +164,7 @@ async def test_a_call_on_the_loop_thread_is_refused(router: Local) -> None:
                     told.append(caught.value)
 
             on_loop_thread(call)
-            assert len(told) == 4
-            assert omni.say("Hi").text
+            assert len(told) == 4 and omni.say("Hi").text
             on_loop_thread(omni.close)
 
     await asyncio.wait_for(asyncio.to_thread(ask), PATIENCE_S)
@@ -209,7 +206,7 @@ async def test_one_client_on_two_loops_is_told(router: Local) -> None:
 
 async def run(code: str, address: str, *, interrupt: str = "") -> tuple[int, str, str]:
     """A program: its exit code, and what it wrote. interrupt: SIGINT when it has written this line."""
-    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code), address]
+    command = [sys.executable, "-W", "error", "-c", PRELUDE + textwrap.dedent(code), address]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     written = ""
@@ -227,63 +224,53 @@ async def run(code: str, address: str, *, interrupt: str = "") -> tuple[int, str
     return await process.wait(), written + out.decode(), err.decode()
 
 
-HALF_READ = """
-    import sys
-    from omnistage.client import Omni
-    omni = Omni(address=sys.argv[1])
-    stream = omni.stream("Hi", max_tokens=32768, ignore_eos=True)
-    next(stream)
+PRELUDE = """
+import asyncio, gc, sys
+from omnistage.client import AsyncOmni, Omni
+endless = {"max_tokens": 32768, "ignore_eos": True}
 """
+HALF_READ = """
+omni = Omni(address=sys.argv[1])
+stream = omni.stream("Hi", **endless)
+next(stream)
+"""
+HALF_READ_BY_ASYNC = """
+        omni = AsyncOmni(address=sys.argv[1])
+        stream = omni.stream("Hi", **endless)
+        await anext(stream)
+"""
+
+
+def of_async(body: str) -> str:
+    return f"async def main():\n{textwrap.indent(textwrap.dedent(body), '    ')}\nasyncio.run(main())"
+
 
 ENDS = {
     "the sync client": HALF_READ,
-    "the sync client in a cycle": HALF_READ + "    omni.me = omni; omni.stream = stream\n    del omni, stream\n",
-    "the async client, its loop closing": """
-        import asyncio, sys
-        from omnistage.client import AsyncOmni
-        async def main():
-            global omni, stream
-            omni = AsyncOmni(address=sys.argv[1])
-            stream = omni.stream("Hi", max_tokens=32768, ignore_eos=True)
-            await anext(stream)
-        asyncio.run(main())
-    """,
-    "the async client, dropped before its loop closes": """
-        import asyncio, sys
-        from omnistage.client import AsyncOmni
-        async def main():
-            async with AsyncOmni(address=sys.argv[1]) as omni:
-                await anext(omni.stream("Hi", max_tokens=32768, ignore_eos=True))
-        asyncio.run(main())
-    """,
-    "the async client, left while it is waited for": """
-        import asyncio, sys
-        from omnistage.client import AsyncOmni
+    "the sync client in a cycle": HALF_READ + "omni.me = omni; omni.stream = stream\ndel omni, stream\n",
+    "the async client, its loop closing": of_async("        global omni, stream" + HALF_READ_BY_ASYNC),
+    "the async client, dropped before its loop closes": of_async("""
+        async with AsyncOmni(address=sys.argv[1]) as omni:
+            await anext(omni.stream("Hi", **endless))
+    """),
+    "the async client, left while it is waited for": of_async("""
+        global heard
         async def listen(omni):
-            async for event in omni.stream("Hi", max_tokens=32768, ignore_eos=True):
+            async for event in omni.stream("Hi", **endless):
                 heard.set()
-        async def main():
-            global heard
-            heard = asyncio.Event()
-            omni = AsyncOmni(address=sys.argv[1])
-            task = asyncio.create_task(listen(omni))
-            await heard.wait()
-        asyncio.run(main())
-    """,
-    "the async client, collected on another thread": """
-        import asyncio, gc, sys
-        from omnistage.client import AsyncOmni
+        heard = asyncio.Event()
+        omni = AsyncOmni(address=sys.argv[1])
+        task = asyncio.create_task(listen(omni))
+        await heard.wait()
+    """),
+    "the async client, collected on another thread": of_async(f"""
         gc.disable()
-        async def main():
-            omni = AsyncOmni(address=sys.argv[1])
-            stream = omni.stream("Hi", max_tokens=32768, ignore_eos=True)
-            await anext(stream)
-            cycle = [stream, omni]
-            cycle.append(cycle)
-            del stream, omni, cycle
-            await asyncio.to_thread(gc.collect)
-        asyncio.run(main())
-    """,
+        {HALF_READ_BY_ASYNC}
+        cycle = [stream, omni]
+        cycle.append(cycle)
+        del stream, omni, cycle
+        await asyncio.to_thread(gc.collect)
+    """),
 }
 
 
@@ -295,11 +282,9 @@ async def test_a_program_that_ends_with_a_half_read_stream(router: Local, code: 
 
 async def test_two_loops_one_after_the_other(router: Local) -> None:
     code = """
-        import asyncio, sys
-        from omnistage.client import AsyncOmni, Omni
         async def main():
             async with AsyncOmni(address=sys.argv[1]) as omni:
-                await anext(omni.stream("Hi", max_tokens=32768, ignore_eos=True))
+                await anext(omni.stream("Hi", **endless))
                 assert (await omni.say("Hi")).text
         for _ in range(3):
             asyncio.run(main())
@@ -310,13 +295,12 @@ async def test_two_loops_one_after_the_other(router: Local) -> None:
     await ended(router, 3)
 
 
-@pytest.mark.parametrize("call", ["omni.generate('Hi', max_tokens=32768, ignore_eos=True)", "list(stream)"])
+@pytest.mark.parametrize("call", ["omni.generate('Hi', **endless)", "list(stream)"])
 async def test_an_interrupt_cancels_and_the_client_goes_on(router: Local, call: str) -> None:
     code = f"""
-        import sys, threading
-        from omnistage.client import Omni
+        import threading
         with Omni(address=sys.argv[1]) as omni:
-            stream = omni.stream("Hi", max_tokens=32768, ignore_eos=True)
+            stream = omni.stream("Hi", **endless)
             next(stream)
             if "stream" not in {call!r}:
                 stream.close()

@@ -1,19 +1,36 @@
-"""The client by itself: it needs what `pip install omnistage` brings, and neither packages of servers nor POSIX shared memory."""
+"""The client by itself: it needs what `pip install omnistage` brings, from the oldest packages that pyproject.toml lets it have to those of
+this environment, and neither packages of servers nor POSIX shared memory. It tells its version."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
 import re
+import shutil
 import subprocess
 import sys
+import tomllib
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from importlib.metadata import distributions, version
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import omnistage.client
 from helpers import lengths
 from helpers.bare import bare_environment, bare_python
+from helpers.lengths import LONG
+from helpers.servers import CHAIN, family_logic, local_router, local_stage
 from omnistage.models.toy import formulas
+from omnistage.router.pipeline import load_pipeline
+from tools import apart, lock
+from tools.commands import pip
 from tools.groups import CORE, read_groups
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,8 +66,7 @@ def test_it_asks_where_nothing_of_servers_can_be_imported(toy_address: str, tmp_
     file = tmp_path / "answer.wav"
     done = subprocess.run([sys.executable, "-c", code, toy_address, str(file)], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == formulas.text(1, "Hi", formulas.NATURAL_LENGTH)
-    assert file.read_bytes()[:4] == b"RIFF"
+    assert (done.stdout, file.read_bytes()[:4]) == (formulas.text(1, "Hi", formulas.NATURAL_LENGTH), b"RIFF")
 
 
 def test_what_cannot_be_imported_there_is_really_not() -> None:
@@ -98,5 +114,121 @@ def test_a_server_says_what_to_install(server: str, tmp_path: Path) -> None:
 def test_a_router_starts_with_the_packages_of_servers_alone(tmp_path: Path) -> None:
     environment = bare_environment(tmp_path, "server")
     done = subprocess.run([*bare_python(), "-m", "omnistage.router", "--help"], env=environment, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "--pipeline" in done.stdout
+    assert (done.returncode, done.stderr) == (0, "") and "--pipeline" in done.stdout
+
+
+def test_it_is_that_of_the_package() -> None:
+    assert omnistage.client.__version__ == version("omnistage")
+
+
+def test_what_is_not_there_is_still_told() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'versoin'"):
+        omnistage.client.versoin  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_source_tree_that_is_not_installed_tells_it_too(tmp_path: Path) -> None:
+    code = """
+import importlib.metadata
+import omnistage.client
+try:
+    importlib.metadata.version("omnistage")
+except importlib.metadata.PackageNotFoundError:
+    print(omnistage.client.__version__)
+"""
+    done = subprocess.run([*bare_python(), "-c", code], env=bare_environment(tmp_path), capture_output=True, text=True, timeout=60)
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert (done.stdout.strip(), done.stderr) == (told, "")
+
+
+def test_looking_for_it_is_left_to_who_asks() -> None:
+    code = "import omnistage.client, sys; print(sorted({'importlib.metadata', 'tomllib', 'omnistage.client.version'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+PROGRAM = apart.ROOT / "tests" / "helpers" / "client_program.py"
+MP4 = b"\0\0\0\x18ftypmp42"
+PYTHON = f"3.{sys.version_info.minor}"
+OTHERS = [python for python in lock.PYTHONS if python != PYTHON]
+
+
+@pytest.fixture
+async def address() -> AsyncIterator[str]:
+    """Address of a router of this environment that speaks, sees films and draws."""
+    async with AsyncExitStack() as house:
+        stages = {}
+        for name, kind in (*(product(("toy-omni", "toy"), CHAIN)), ("toy-film", "diffusion")):
+            logic = family_logic(name, kind, {"films": True} if (name, kind) == ("toy-omni", "thinker") else None)
+            stages[f"{name}/{kind}"] = (await house.enter_async_context(local_stage(logic))).address
+        pipelines = [load_pipeline(name) for name in ("toy-omni", "toy", "toy-film")]
+        yield (await house.enter_async_context(local_router(stages, *pipelines))).address
+
+
+def program_of(python: str) -> str:
+    """Another Python, which can be there without being usable: pyenv has names on PATH that say only that."""
+    found = shutil.which(f"python{python}")
+    for candidate in (found, *map(str, Path.home().glob(f".pyenv/versions/{python}.*/bin/python"))):
+        if candidate and os.spawnvp(os.P_WAIT, candidate, [candidate, "-c", "import pip"]) == 0:
+            return candidate
+    pytest.skip(f"there is no Python {python} with pip on this machine")
+
+
+async def answers(command: list[str], variables: dict[str, str], address: str, folder: Path) -> dict[str, Any]:
+    """The answers that the program got."""
+    film = folder / "film.mp4"
+    film.write_bytes(MP4)
+    os.truncate(film, 20 << 20)
+    words = [*command, "-W", "error", str(PROGRAM), address, str(film), str(folder)]
+    process = await asyncio.create_subprocess_exec(*words, env=variables, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
+    out, err = await asyncio.wait_for(process.communicate(), 120)
+    assert not err, err.decode()
+    got: dict[str, Any] = json.loads(out)
+    return got
+
+
+async def answers_of_oldest(python: str, address: str, folder: Path) -> dict[str, Any]:
+    packages = await asyncio.to_thread(apart.folder_of, "oldest", python)
+    return await answers([python, "-S"], apart.variables(apart.ROOT / "sdk", packages), address, folder)
+
+
+async def test_the_oldest_packages_do_what_the_newest_do(address: str, tmp_path: Path) -> None:
+    old = await answers_of_oldest(sys.executable, address, tmp_path)
+    new = await answers([sys.executable], dict(os.environ), address, tmp_path)
+    assert old.pop("versions") == ["1.68.0", "5.29.1"]
+    assert (new.pop("versions"), old) == ([version("grpcio"), version("protobuf")], new)
+    assert old["text"] == old["streamed"] and len(old["large"].split()) == 12 and old["done"]
+    assert old["chunks"] and old["steps"] == [1, 2, 3] and old["pipelines"] == ["toy-omni", "toy", "toy-film"]
+    items = formulas.items(["u", "What is a kite?"])
+    assert old["text"] == "".join(formulas.word(formulas.omni_token(3, items, n)) for n in range(formulas.NATURAL_LENGTH))
+    assert [words for words in ("steps", "none", "images[0]", "no server answers") if words not in " ".join(old["errors"])] == []
+
+
+@pytest.mark.parametrize("python", [pytest.param(one, marks=LONG) for one in OTHERS])
+async def test_so_they_do_on_other_pythons(python: str, address: str, tmp_path: Path) -> None:
+    old = await answers_of_oldest(program_of(python), address, tmp_path)
+    new = await answers([sys.executable], dict(os.environ), address, tmp_path)
+    assert old.pop("versions") != new.pop("versions") and old == new
+
+
+@pytest.mark.parametrize("protobuf", [pytest.param("6.33.5", marks=LONG)])
+async def test_so_they_do_with_the_major_version_in_between(protobuf: str, address: str, tmp_path: Path) -> None:
+    between = tmp_path / "between"
+    await asyncio.to_thread(pip, sys.executable, "--quiet", "--no-deps", f"--target={between}", f"protobuf=={protobuf}")
+    folders = (apart.ROOT / "sdk", between, apart.folder_of("oldest"))
+    got = await answers([sys.executable, "-S"], apart.variables(*folders), address, tmp_path)
+    new = await answers([sys.executable], dict(os.environ), address, tmp_path)
+    assert got.pop("versions") == ["1.68.0", protobuf] and new.pop("versions") and got == new
+
+
+def test_the_oldest_packages_need_nothing_beside_them_and_are_what_pyproject_begins_with() -> None:
+    folder = apart.folder_of("oldest")
+    found = {canonicalize_name(one.name): one for one in distributions(path=[str(folder)])}
+    core = {canonicalize_name(Requirement(line).name): Requirement(line) for line in read_groups(apart.ROOT)[CORE]}
+    assert found.keys() == core.keys()
+    packages: dict[str, lock.LockedPackage] = {
+        name: lock.LockedPackage(one.name, one.version, tuple(one.requires or ())) for name, one in found.items()
+    }
+    assert lock.find_unmet(map(str, core.values()), packages, PYTHON) == []
+    for name, one in found.items():
+        (floor,) = [spec.version for spec in core[name].specifier if spec.operator == ">="]
+        assert one.version.split(".")[:2] == floor.split(".")[:2], f"the floor of {name} is older than what was tried: make lock"

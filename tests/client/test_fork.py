@@ -1,17 +1,27 @@
-"""A process that uses the client and forks: the child is told at once, and the parent is not disturbed, whatever the child does."""
+"""A process that uses the client and forks, or has several event loops: a child is told at once, and what it leaves disturbs nobody."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import random
 import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from helpers import lengths
 from helpers.processes import ProcessFamily, wait_end
 from helpers.toy_pipeline import toy_pipeline
+from omnistage.client import AsyncOmni, UnavailableError
+from omnistage.client.threads import is_of_another_loop
 
 PATIENCE_S = 60.0
 ENDS = {
@@ -33,6 +43,14 @@ TELL = """
             assert "spawn" in error.hint
             return
         raise AssertionError("not told")
+
+    def exit_codes(target, *arguments, count=1):
+        children = [multiprocessing.get_context("fork").Process(target=target, args=arguments) for _ in range(count)]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join()
+        return [child.exitcode for child in children]
 """
 
 USE_IN_CHILD = """
@@ -71,21 +89,14 @@ def test_a_child_is_told_at_once_and_disturbs_nothing(toy_address: str) -> None:
         omni = Omni(address=address, resume_timeout_s=0)
         stream = omni.stream("Hi", seed=1)
         events = [next(stream)]
-        context = multiprocessing.get_context("fork")
         for _ in range(5):
-            child = context.Process(target=use_all, args=(address, omni, stream))
-            child.start()
-            child.join()
-            assert child.exitcode == 0, child.exitcode
+            assert exit_codes(use_all, address, omni, stream) == [0]
         events += stream
         print("".join(getattr(event, "text", "") for event in events) == omni.generate("Hi", seed=1).text)
         omni.close()
-        child = context.Process(target=lambda: told(lambda: Omni(address=address)))  # what was used stays used
-        child.start()
-        child.join()
-        print(child.exitcode)
+        print(exit_codes(lambda: told(lambda: Omni(address=address))))  # what was used stays used
     """
-    assert run(program(TELL, USE_IN_CHILD, code), toy_address) == "True\n0\n"
+    assert run(program(TELL, USE_IN_CHILD, code), toy_address) == "True\n[0]\n"
 
 
 @lengths.one_or_all("name", ENDS)
@@ -166,13 +177,7 @@ def test_children_of_a_parent_that_only_imported_it_work(toy_address: str) -> No
                     assert (await omni.say("Hi")).text
             asyncio.run(more())
 
-        context = multiprocessing.get_context("fork")
-        children = [context.Process(target=ask, args=(sys.argv[1],)) for _ in range(3)]
-        for child in children:
-            child.start()
-        for child in children:
-            child.join()
-        print([child.exitcode for child in children])
+        print(exit_codes(ask, sys.argv[1], count=3))
         ask(sys.argv[1])
     """
     assert run(program(TELL, code), toy_address) == "[0, 0, 0]\n"
@@ -224,8 +229,7 @@ def test_a_stack_ends_with_its_owner_though_a_child_lives_on(family: ProcessFami
         assert len(servers) == 3
         owner.send_signal(number)
         owner.wait(PATIENCE_S)
-        assert all(wait_end(pid, PATIENCE_S) for pid in servers)
-        assert family.pids() == [child]
+        assert all(wait_end(pid, PATIENCE_S) for pid in servers) and family.pids() == [child]
     assert wait_end(child, PATIENCE_S)
 
 
@@ -260,6 +264,72 @@ def test_a_stack_outlives_the_children_of_its_owner(family: ProcessFamily, tmp_p
         assert owner.stdout is not None
         assert [owner.stdout.readline(), owner.stdout.readline()] == ["1\n", "closed\n"]
         assert len(family.pids()) == 2  # the owner and its child
-    assert owner.returncode == 0
-    assert family.wait_ended() == []
-    assert os.getpid() not in family.pids()
+    assert (owner.returncode, family.wait_ended()) == (0, []) and os.getpid() not in family.pids()
+
+
+LOOPS, ROUNDS = 3, 25
+
+
+async def leave_a_stream(omni: AsyncOmni, chance: random.Random) -> None:
+    """Break off in the middle; the generator is left to the garbage collector."""
+    async for _ in omni.stream("hello " * 20):
+        break
+
+
+async def cancel_an_answer(omni: AsyncOmni, chance: random.Random) -> None:
+    answering = asyncio.create_task(omni.generate("hello " * 50))
+    await asyncio.sleep(chance.random() * 0.05)
+    answering.cancel()
+    with suppress(asyncio.CancelledError):
+        await answering
+
+
+async def close_one_of_two(omni: AsyncOmni, chance: random.Random) -> None:
+    one, other = omni.stream("hello " * 20), omni.stream("hello " * 30)
+    await anext(one)
+    await anext(other)
+    await one.aclose()
+
+
+@lengths.drawn_cells(1, "leave", [leave_a_stream, cancel_an_answer, close_one_of_two])
+def test_a_loop_that_ends_leaves_nothing_to_others(leave: Any, toy_address: str, seed: int) -> None:
+    async def use(chance: random.Random) -> None:
+        async with AsyncOmni(address=toy_address) as omni:
+            await leave(omni, chance)
+
+    assert complaints_of(use, seed) == []
+
+
+def test_a_loop_that_ends_while_it_connects_leaves_nothing_to_others(free_port: int, seed: int) -> None:
+    async def use(chance: random.Random) -> None:
+        omni = AsyncOmni(address=f"127.0.0.1:{free_port}", connect_timeout_s=0.01 + chance.random() * 0.2)
+        with pytest.raises(UnavailableError):
+            await omni.generate("hello")
+        await omni.close()
+
+    assert complaints_of(use, seed) == []
+
+
+def complaints_of(use: Callable[[random.Random], Awaitable[None]], seed: int) -> list[dict[str, Any]]:
+    """The errors without an owner of event loops of several threads in which it runs again and again."""
+    complaints: list[dict[str, Any]] = []
+
+    async def use_heard(chance: random.Random) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
+        await use(chance)
+
+    def work(number: int) -> None:
+        for turn in range(ROUNDS):
+            asyncio.run(use_heard(random.Random(f"{seed} {number} {turn}")))
+
+    with ThreadPoolExecutor(LOOPS) as threads:
+        list(threads.map(work, range(LOOPS)))
+    return complaints
+
+
+def test_what_is_about_another_loop_is_told_from_what_is_not() -> None:
+    message = "Exception in callback PollerCompletionQueue._handle_events(...)"
+    assert is_of_another_loop({"message": message, "exception": RuntimeError("Event loop is closed")})
+    assert is_of_another_loop({"message": message, "exception": BlockingIOError()})
+    assert not is_of_another_loop({"message": message, "exception": RuntimeError("a bug")})
+    assert not is_of_another_loop({"message": "Exception in callback work()", "exception": RuntimeError("Event loop is closed")})

@@ -70,19 +70,13 @@ def listening(answer: bytes | None) -> Iterator[str]:
         server.shutdown(socket.SHUT_RDWR)
 
 
-def test_it_is_looked_for_where_serve_listens() -> None:
-    assert connection.LOCAL_ADDRESS == DEFAULT_ADDRESS
-
-
-def test_commands_have_the_time_of_the_client() -> None:
-    """They say it without importing it."""
-    assert options.DEFAULT_TIMEOUT_S == request.DEFAULT_TIMEOUT_S
+def test_what_commands_and_servers_say_without_importing_the_client_is_the_same() -> None:
+    assert (connection.LOCAL_ADDRESS, request.DEFAULT_TIMEOUT_S) == (DEFAULT_ADDRESS, options.DEFAULT_TIMEOUT_S)
 
 
 async def test_the_one_that_runs_is_found(serving: str) -> None:
     router = await find_router()
-    assert router is not None
-    assert (router.address, router.is_named) == (serving, False)
+    assert router is not None and (router.address, router.is_named) == (serving, False)
     assert [(pipeline.name, pipeline.state) for pipeline in router.pipelines] == [("toy", "ready")]
 
 
@@ -114,10 +108,8 @@ async def test_a_router_of_another_user_is_not_asked(looking: pytest.MonkeyPatch
     address = f"127.0.0.1:{free_port}"
     looking.setattr(connection, "LOCAL_ADDRESS", address)
     with squatter(address) as other:
-        assert other.tries().startswith("took ")
-        assert connection.is_address_taken(address)
-        assert not connection.is_router_ours(address)
-        assert await find_router() is None
+        assert other.tries().startswith("took ") and connection.is_address_taken(address)
+        assert not connection.is_router_ours(address) and await find_router() is None
         with pytest.raises(UnavailableError, match="another user of this machine"):
             must_run()
 
@@ -183,8 +175,7 @@ def test_a_command_asks_it_whatever_is_asked(serving: str, need: Need) -> None:
 
 def test_a_command_that_names_its_pipeline_asks_it_for_that(serving: str) -> None:
     where = target_for(ASKED, None, "toy")
-    assert where.address == serving
-    assert where.options(Options(seed=1)) == {"seed": 1, "pipeline": "toy"}
+    assert (where.address, where.options(Options(seed=1))) == (serving, {"seed": 1, "pipeline": "toy"})
     with pytest.raises(UnknownModelError, match=f"the router at {serving} serves toy, not toy-picture") as refused:
         target_for(DRAWN, None, "toy-picture")
     assert refused.value.hint == (
@@ -231,11 +222,11 @@ def test_commands_that_start_nothing_mean_it_too(serving: str, looking: pytest.M
         must_run()
 
 
-def test_omni_asks_it(serving: str) -> None:
+def test_omni_asks_it_and_tells_which_one_it_asks(serving: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "omnistage.client")
     with Omni() as omni:
-        assert omni.address == serving
-        assert omni.generate("Hi", seed=1).text
-        assert "private" not in repr(omni)
+        assert omni.address == serving and omni.generate("Hi", seed=1).text and "private" not in repr(omni)
+    assert f"asking the router at {serving}" in caplog.text
     with Omni(address=serving) as still_there:
         assert still_there.replicas()
 
@@ -261,11 +252,9 @@ def test_omni_with_settings_has_a_stack_of_its_own(serving: str, tmp_path: Path)
 
 
 def test_what_says_nothing_is_what_has_no_settings() -> None:
-    assert StackPlan().says_nothing
-    assert StackPlan({"start_timeout_s": 5}).says_nothing
-    assert not StackPlan({"device": "cpu"}).says_nothing
-    assert not StackPlan({"pipeline": "toy", "max_sessions": 4}).says_nothing
-    assert not StackPlan({}, None, 2).says_nothing
+    assert StackPlan().says_nothing and StackPlan({"start_timeout_s": 5}).says_nothing
+    for plan in (StackPlan({"device": "cpu"}), StackPlan({"pipeline": "toy", "max_sessions": 4}), StackPlan({}, None, 2)):
+        assert not plan.says_nothing
 
 
 class Noted(ClientCredentials):
@@ -283,13 +272,6 @@ async def test_the_one_that_runs_is_looked_at_as_it_will_be_asked(serving: str) 
     async with AsyncOmni.over(Connection(StackPlan(), credentials=Noted()), None) as omni:
         assert omni.address == serving and (await omni.generate("Hi", outputs=["text"])).text
     assert Noted.addresses == [serving, serving], "for the look, and for the calls"
-
-
-async def test_omni_tells_which_one_it_asks(serving: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "omnistage.client")
-    async with AsyncOmni() as omni:
-        assert omni.address == serving
-    assert f"asking the router at {serving}" in caplog.text
 
 
 def test_the_refusal_of_one_that_was_found_says_how_it_gets_what_it_lacks(serving: str) -> None:

@@ -1,6 +1,6 @@
 """The reader of one answer: what is whole goes through, what is not is an error with a name."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, get_args
 
 import grpc
@@ -22,21 +22,19 @@ STARTED = omni_pb2.GenerateResponse(started=omni_pb2.Started(session_id="s", mod
 USAGE = omni_pb2.GenerateResponse(usage=omni_pb2.Usage(finish_reason=chunk_pb2.FINISH_REASON_STOP))
 
 
+def chunk(port: str, seq: int, first: int, count: int, *, last: bool = False, **content: Any) -> omni_pb2.GenerateResponse:
+    return omni_pb2.GenerateResponse(chunk=chunk_pb2.Chunk(port=port, seq=seq, first=first, count=count, last=last, **content))
+
+
 def text(seq: int, first: int, words: str, *, last: bool = False) -> omni_pb2.GenerateResponse:
-    ids = list(range(len(words)))
-    chunk = chunk_pb2.Chunk(port="text", seq=seq, first=first, count=len(ids), last=last)
-    chunk.text.CopyFrom(chunk_pb2.TextChunk(text=words, token_ids=ids))
-    return omni_pb2.GenerateResponse(chunk=chunk)
+    content = chunk_pb2.TextChunk(text=words, token_ids=range(len(words)))
+    return chunk("text", seq, first, len(words), last=last, text=content)
 
 
-def audio(
-    seq: int, first: int, samples: Sequence[int], *, last: bool = False, channels: int = 1, rate: int = 24000
-) -> omni_pb2.GenerateResponse:
+def audio(seq: int, first: int, samples: Any, *, last: bool = False, channels: int = 1, rate: int = 24000) -> omni_pb2.GenerateResponse:
     data = np.asarray(samples, "<i2").tobytes()
     sound = chunk_pb2.AudioChunk(data=data, encoding=chunk_pb2.AUDIO_ENCODING_PCM16, sample_rate_hz=rate, channel_count=channels)
-    return omni_pb2.GenerateResponse(
-        chunk=chunk_pb2.Chunk(port="audio", seq=seq, first=first, count=len(samples) // channels, last=last, audio=sound)
-    )
+    return chunk("audio", seq, first, len(samples) // channels, last=last, audio=sound)
 
 
 async def stream(messages: Sequence[omni_pb2.GenerateResponse]) -> AsyncIterator[omni_pb2.GenerateResponse]:
@@ -57,18 +55,15 @@ async def test_a_whole_answer() -> None:
     answer = await read(
         STARTED, text(0, 0, "ab"), audio(0, 0, [100, -200]), text(1, 2, "c", last=True), audio(1, 2, [300], last=True), USAGE
     )
-    assert answer.text == answer["content"] == "abc"
-    assert dict(answer) == {"role": "assistant", "content": "abc"}
-    assert answer.audio is not None
-    assert answer.audio.sample_rate == 24000
+    assert answer.text == answer["content"] == "abc" and dict(answer) == {"role": "assistant", "content": "abc"}
+    assert answer.audio is not None and answer.audio.sample_rate == 24000
     assert (answer.audio.samples * 32768).tolist() == [100, -200, 300]
     assert (answer.seed, answer.pipeline, answer.finish_reason) == (7, "toy", "stop")
 
 
 def codes(seq: int, first: int, frames: list[list[int]], count: int, *, last: bool = False) -> omni_pb2.GenerateResponse:
-    chunk = chunk_pb2.Chunk(port="codes", seq=seq, first=first, count=count, last=last)
-    chunk.codes.CopyFrom(chunk_pb2.CodeChunk(codes=[code for frame in frames for code in frame], codebook_count=2))
-    return omni_pb2.GenerateResponse(chunk=chunk)
+    content = chunk_pb2.CodeChunk(codes=[code for frame in frames for code in frame], codebook_count=2)
+    return chunk("codes", seq, first, count, last=last, codes=content)
 
 
 async def test_codes_of_speech_come_as_frames() -> None:
@@ -84,17 +79,11 @@ def alignment(seq: int, first: int, words: Sequence[tuple[int, int, int]], *, la
     spoken = [
         chunk_pb2.SpokenWord(first_character=at, character_count=n, begin_us=ms * 1000, end_us=ms * 1000 + 100_000) for at, n, ms in words
     ]
-    carried = chunk_pb2.AlignmentChunk(words=spoken) if spoken else None
-    return omni_pb2.GenerateResponse(
-        chunk=chunk_pb2.Chunk(port="alignment", seq=seq, first=first, count=len(words), last=last, alignment=carried)
-    )
+    return chunk("alignment", seq, first, len(words), last=last, alignment=chunk_pb2.AlignmentChunk(words=spoken) if spoken else None)
 
 
 def tokens(seq: int, first: int, words: str, count: int, *, last: bool = False) -> omni_pb2.GenerateResponse:
-    chunk = text(seq, first, words, last=last)
-    chunk.chunk.count = count
-    chunk.chunk.text.token_ids[:] = range(count)
-    return chunk
+    return chunk("text", seq, first, count, last=last, text=chunk_pb2.TextChunk(text=words, token_ids=range(count)))
 
 
 async def test_words_come_with_their_text_however_it_was_cut_and_tokens_with_their_times() -> None:
@@ -151,14 +140,12 @@ async def test_every_token_comes_with_its_logprob_where_that_was_asked_for() -> 
 
 
 async def test_logprobs_come_with_their_tokens() -> None:
-    chunk = chunk_pb2.Chunk(port="text", count=2, last=True)
     tops = [chunk_pb2.TopLogprobs(token_ids=[7, 9], logprobs=[-0.5, -1.5], pieces=[b"a", b"\xf0"]), chunk_pb2.TopLogprobs()]
-    chunk.text.CopyFrom(chunk_pb2.TextChunk(text="ab", token_ids=[9, 8], logprobs=[-1.5, -2], top_logprobs=tops, pieces=[b"a", b"b"]))
-    events = Reader(0.0).read(stream([STARTED, omni_pb2.GenerateResponse(chunk=chunk), USAGE]))
+    content = chunk_pb2.TextChunk(text="ab", token_ids=[9, 8], logprobs=[-1.5, -2], top_logprobs=tops, pieces=[b"a", b"b"])
+    events = Reader(0.0).read(stream([STARTED, chunk("text", 0, 0, 2, last=True, text=content), USAGE]))
     delta = await anext(events)
     assert isinstance(delta, TextDelta)
-    assert (delta.token_ids, delta.logprobs) == ((9, 8), (-1.5, -2.0))
-    assert delta.pieces == (b"a", b"b")
+    assert (delta.token_ids, delta.logprobs, delta.pieces) == ((9, 8), (-1.5, -2.0), (b"a", b"b"))
     assert delta.top_logprobs == ((TokenLogprob(7, -0.5, b"a"), TokenLogprob(9, -1.5, b"\xf0")), ())
     await events.aclose()
 
@@ -174,8 +161,7 @@ async def test_a_connection_that_breaks_after_the_account_breaks_nothing() -> No
 
 async def test_channels_are_kept_apart() -> None:
     answer = await read(STARTED, audio(0, 0, [100, 300, -8, 8], channels=2, last=True), USAGE)
-    assert answer.audio is not None
-    assert (answer.audio.samples * 32768).tolist() == [[100, 300], [-8, 8]]
+    assert answer.audio is not None and (answer.audio.samples * 32768).tolist() == [[100, 300], [-8, 8]]
     with pytest.raises(ProtocolError, match="there are 1 channels, before there were 2"):
         await read(STARTED, audio(0, 0, [100, 300], channels=2), audio(1, 1, [5]))
 
@@ -193,9 +179,9 @@ async def test_channels_are_kept_apart() -> None:
         ([STARTED, STARTED], "started twice"),
         ([STARTED, audio(0, 0, [1], rate=24000), audio(1, 1, [1], rate=16000)], "sample rate"),
         ([STARTED, audio(0, 0, [1], rate=0)], "sample rate"),
-        ([STARTED, omni_pb2.GenerateResponse(chunk=chunk_pb2.Chunk(port="text", count=2))], "without content"),
-        ([STARTED, omni_pb2.GenerateResponse(chunk=chunk_pb2.Chunk(port="media", media=chunk_pb2.MediaChunk()))], "cannot read media"),
-        ([STARTED, omni_pb2.GenerateResponse(chunk=chunk_pb2.Chunk(port="video", video=NO_FILM))], "a film of type 'text/html'"),
+        ([STARTED, chunk("text", 0, 0, 2)], "without content"),
+        ([STARTED, chunk("media", 0, 0, 0, media=chunk_pb2.MediaChunk())], "cannot read media"),
+        ([STARTED, chunk("video", 0, 0, 0, video=NO_FILM)], "a film of type 'text/html'"),
     ],
 )
 async def test_a_stream_that_is_not_whole(messages: list[omni_pb2.GenerateResponse], told: str) -> None:
@@ -203,34 +189,32 @@ async def test_a_stream_that_is_not_whole(messages: list[omni_pb2.GenerateRespon
         await read(*messages)
 
 
-async def test_sound_whose_length_is_not_its_count() -> None:
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda chunk: setattr(chunk, "count", 2), "6 bytes are not 2 samples"),
+        (lambda chunk: setattr(chunk.audio, "encoding", 9), "encoding 9"),
+    ],
+    ids=["its length is not its count", "an encoding of a newer server"],
+)
+async def test_sound_that_cannot_be_read(change: Callable[[chunk_pb2.Chunk], None], told: str) -> None:
     message = audio(0, 0, [1, 2, 3])
-    message.chunk.count = 2
-    with pytest.raises(ProtocolError, match="6 bytes are not 2 samples"):
-        await read(STARTED, message)
-
-
-async def test_sound_in_an_encoding_of_a_newer_server() -> None:
-    message = audio(0, 0, [1, 2, 3])
-    message.chunk.audio.encoding = 9  # type: ignore[assignment]
-    with pytest.raises(ProtocolError, match="encoding 9"):
+    change(message.chunk)
+    with pytest.raises(ProtocolError, match=told):
         await read(STARTED, message)
 
 
 async def test_float_sound() -> None:
-    samples = np.array([0.5, -1.0], "<f4")
-    sound = chunk_pb2.AudioChunk(data=samples.tobytes(), encoding=chunk_pb2.AUDIO_ENCODING_FLOAT32, sample_rate_hz=22050, channel_count=1)
-    message = omni_pb2.GenerateResponse(chunk=chunk_pb2.Chunk(port="audio", count=2, last=True, audio=sound))
-    answer = await read(STARTED, message, USAGE)
-    assert answer.audio is not None
-    assert answer.audio.samples.tolist() == [0.5, -1.0]
+    data = np.array([0.5, -1.0], "<f4").tobytes()
+    sound = chunk_pb2.AudioChunk(data=data, encoding=chunk_pb2.AUDIO_ENCODING_FLOAT32, sample_rate_hz=22050, channel_count=1)
+    answer = await read(STARTED, chunk("audio", 0, 0, 2, last=True, audio=sound), USAGE)
+    assert answer.audio is not None and answer.audio.samples.tolist() == [0.5, -1.0]
 
 
 def image(seq: int, first: int, data: bytes, offset: int, total: int, *, last: bool, step: int | None = None) -> omni_pb2.GenerateResponse:
-    whole = offset + len(data) == total and step is None
     part = tensor_pb2.InlinePart(data=data, offset=offset, total_bytes=total)
     picture = chunk_pb2.ImageChunk(data=part, media_type="image/png", preview_step=step)
-    return omni_pb2.GenerateResponse(chunk=chunk_pb2.Chunk(port="image", seq=seq, first=first, count=int(whole), last=last, image=picture))
+    return chunk("image", seq, first, int(offset + len(data) == total and step is None), last=last, image=picture)
 
 
 async def test_a_picture_in_pieces_after_a_preview() -> None:
@@ -295,26 +279,32 @@ async def test_a_row_that_comes_in_parts_is_put_together_also_after_a_loss() -> 
         await read(STARTED, one, two, three, USAGE)
 
 
-async def test_rows_that_are_not_what_is_said_of_them_are_an_error() -> None:
+def enlarge(chunk: chunk_pb2.Chunk) -> None:
+    chunk.tensor.shape[1], chunk.tensor.inline.total_bytes = 1 << 40, 12 << 40
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda chunk: setattr(chunk, "count", 2), "3 rows are not 2"),
+        (lambda chunk: setattr(chunk.tensor, "element_type", 0), "of type 0 are no rows"),
+        (lambda chunk: setattr(chunk.tensor, "element_type", 99), "of type 99 are no rows"),
+        (lambda chunk: chunk.tensor.shape.append(1), "are no rows"),
+        (lambda chunk: chunk.tensor.shape.__setitem__(1, 3), "24 bytes are not 3 rows of 3"),
+        (enlarge, "or too many"),
+        (lambda chunk: setattr(chunk.tensor.inline, "offset", 8), "a part at byte 8"),
+        (lambda chunk: chunk.tensor.shared_memory.SetInParent(), "outside of its message"),
+    ],
+)
+async def test_rows_that_are_not_what_is_said_of_them_are_an_error(change: Callable[[chunk_pb2.Chunk], None], told: str) -> None:
+    (message,) = rows_of(0, 0, np.zeros((3, 2), np.float32), last=True)
+    change(message.chunk)
+    with pytest.raises(ProtocolError, match=told):
+        await read(STARTED, message, USAGE)
+
+
+async def test_rows_that_change_or_are_cut_are_an_error() -> None:
     sent = np.zeros((3, 2), np.float32)
-
-    async def refused(says: str, change: Any) -> None:
-        (message,) = rows_of(0, 0, sent, last=True)
-        change(message.chunk)
-        with pytest.raises(ProtocolError, match=says):
-            await read(STARTED, message, USAGE)
-
-    def huge(chunk: chunk_pb2.Chunk) -> None:
-        chunk.tensor.shape[1], chunk.tensor.inline.total_bytes = 1 << 40, 12 << 40
-
-    await refused("3 rows are not 2", lambda chunk: setattr(chunk, "count", 2))
-    await refused("of type 0 are no rows", lambda chunk: setattr(chunk.tensor, "element_type", 0))
-    await refused("of type 99 are no rows", lambda chunk: setattr(chunk.tensor, "element_type", 99))
-    await refused("are no rows", lambda chunk: chunk.tensor.shape.append(1))
-    await refused("24 bytes are not 3 rows of 3", lambda chunk: chunk.tensor.shape.__setitem__(1, 3))
-    await refused("or too many", huge)
-    await refused("a part at byte 8", lambda chunk: setattr(chunk.tensor.inline, "offset", 8))
-    await refused("outside of its message", lambda chunk: chunk.tensor.shared_memory.SetInParent())
     with pytest.raises(ProtocolError, match="another type or width than before"):
         await read(STARTED, *rows_of(0, 0, sent), *rows_of(1, 3, np.zeros((1, 3), np.float32), last=True), USAGE)
     (cut,) = rows_of(0, 0, sent, last=True)

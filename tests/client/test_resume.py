@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from contextlib import aclosing
 
@@ -11,24 +12,8 @@ import numpy as np
 import pytest
 
 from helpers.peer import SAMPLES, STARTED, TEXT, USAGE, PlayingPeer, Wire, answer, event, listening
-from omnistage.client import (
-    AsyncOmni,
-    AudioChunk,
-    ClosedError,
-    DeadlineError,
-    Done,
-    Event,
-    Failover,
-    Omni,
-    OverloadedError,
-    Picture,
-    ProtocolError,
-    RouterLostError,
-    StageLostError,
-    SupersededError,
-    TextDelta,
-    UnavailableError,
-)
+from helpers.playing import playing
+from omnistage.client import AsyncOmni, AudioChunk, Done, Event, Failover, Omni, Picture, TextDelta, errors
 from omnistage.client.received import Received
 from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2, tensor_pb2
 from omnistage.wire.errors import StageError
@@ -56,33 +41,25 @@ def assert_whole(events: list[Event]) -> None:
     assert [token for event in texts for token in event.token_ids] == list(range(12))
     assert np.array_equal(np.concatenate([event.samples for event in sounds]) * 32768, SAMPLES)
     assert [event.first_sample for event in sounds] == [0, *np.cumsum([len(event.samples) for event in sounds])[:-1]]
-    assert isinstance(events[-1], Done)
-    assert events[-1].finish_reason == "stop"
+    assert isinstance(events[-1], Done) and events[-1].finish_reason == "stop"
 
 
 async def test_a_broken_connection_is_not_heard() -> None:
-    peer = PlayingPeer(SENT)
-    async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
+    async with playing(SENT) as (_, wire, omni):
         events = await hear(omni, {SENT - 1: wire.cut})
         address = wire.address
     assert_whole(events)
     (failover,) = [event for event in events if isinstance(event, Failover)]
-    assert (failover.stage, failover.lost, failover.replica) == ("router", address, address)
-    assert failover.reason
-    assert 0 < failover.pause_s <= failover.arrival_s
-    assert failover.at_s == failover.arrival_s - failover.pause_s
-    assert isinstance(events[-1], Done)
-    assert events[-1].failovers == (failover,)
+    assert (failover.stage, failover.lost, failover.replica) == ("router", address, address) and failover.reason
+    assert 0 < failover.pause_s <= failover.arrival_s and failover.at_s == failover.arrival_s - failover.pause_s
+    assert isinstance(events[-1], Done) and events[-1].failovers == (failover,)
 
 
 async def test_the_rest_is_asked_for_by_position() -> None:
-    peer = PlayingPeer(SENT)
-    async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
+    async with playing(SENT) as (peer, wire, omni):
         await hear(omni, {SENT - 1: wire.cut})
     first, second = peer.requests
-    assert len(first.request_id) == 32
-    assert not first.HasField("resume")
-    assert not first.HasField("seed")
+    assert len(first.request_id) == 32 and not first.HasField("resume") and not first.HasField("seed")
     assert second.request_id == first.request_id
     assert (second.seed, second.model, list(second.revisions)) == (STARTED.seed, STARTED.model, list(STARTED.revisions))
     assert second.thinker == first.thinker
@@ -108,15 +85,13 @@ def test_the_history_of_a_text_that_is_over_says_so() -> None:
 
 
 async def test_before_the_start_it_is_the_same_request_again() -> None:
-    peer = PlayingPeer(0)
-    async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
+    async with playing(0) as (peer, wire, omni):
         hearing = asyncio.create_task(hear(omni, {}, seed=5))
         await peer.asked(1)
         wire.cut()
         events = await hearing
     assert_whole(events)
-    assert isinstance(events[0], Failover)
-    assert peer.requests[0] == peer.requests[1]
+    assert isinstance(events[0], Failover) and peer.requests[0] == peer.requests[1]
 
 
 async def test_the_sync_client_does_the_same() -> None:
@@ -139,55 +114,50 @@ async def test_the_sync_client_does_the_same() -> None:
 
 
 async def test_a_second_loss_is_an_error() -> None:
-    peer = PlayingPeer(SENT, 2)
-    async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
-        with pytest.raises(RouterLostError, match=wire.address):
+    async with playing(SENT, 2) as (peer, wire, omni):
+        with pytest.raises(errors.RouterLostError, match=wire.address):
             await hear(omni, {SENT - 1: wire.cut, SENT + 1: wire.cut})
         assert len(peer.requests) == 2
         assert_whole(await hear(omni, {}))  # another answer is another matter
 
 
 async def test_without_patience_the_first_loss_is_an_error() -> None:
-    peer = PlayingPeer(SENT)
-    async with listening(peer) as wire, AsyncOmni(address=wire.address, resume_timeout_s=0) as omni:
-        with pytest.raises(RouterLostError, match=f"{wire.address} broke: "):
+    async with playing(SENT, resume_timeout_s=0) as (peer, wire, omni):
+        with pytest.raises(errors.RouterLostError, match=f"{wire.address} broke: "):
             await hear(omni, {SENT - 1: wire.cut})
     assert len(peer.requests) == 1
 
 
 async def test_an_error_that_the_router_tells_is_not_a_loss() -> None:
     lost = StageError("STAGE_LOST", "gone", metadata={"stage": "talker"}, retry_delay_s=0.1)
-    peer = PlayingPeer(lost, StageError("", "a bug"), StageError("DRAINING", "ends", retry_delay_s=0.1))
-    async with listening(peer) as wire, AsyncOmni(address=wire.address, max_retries=0) as omni:
-        with pytest.raises(StageLostError, match="gone"):
-            await omni.generate("Hi")
-        with pytest.raises(Exception, match="a bug"):
-            await omni.generate("Hi")
-        with pytest.raises(UnavailableError, match="ends"):
-            await omni.generate("Hi")
+    bug, ending = StageError("", "a bug"), StageError("DRAINING", "ends", retry_delay_s=0.1)
+    async with playing(lost, bug, ending, max_retries=0) as (peer, _, omni):
+        for kind, words in ((errors.StageLostError, "gone"), (Exception, "a bug"), (errors.UnavailableError, "ends")):
+            with pytest.raises(kind, match=words):
+                await omni.generate("Hi")
     assert len(peer.requests) == 3
 
 
 @pytest.mark.parametrize(
     ("refusal", "kind"),
     [
-        (StageError("REVISION_MISMATCH", "other weights"), StageLostError),
-        (StageError("STAGE_LOST", "no talker", retry_delay_s=0.1), StageLostError),
-        (StageError("SUPERSEDED", "asked elsewhere"), SupersededError),
-        (StageError("OVERLOADED", "full for long", retry_delay_s=3600.0), OverloadedError),
+        (StageError("REVISION_MISMATCH", "other weights"), errors.StageLostError),
+        (StageError("STAGE_LOST", "no talker", retry_delay_s=0.1), errors.StageLostError),
+        (StageError("SUPERSEDED", "asked elsewhere"), errors.SupersededError),
+        (StageError("OVERLOADED", "full for long", retry_delay_s=3600.0), errors.OverloadedError),
     ],
 )
 async def test_a_refusal_to_go_on_is_the_error(refusal: StageError, kind: type[Exception]) -> None:
-    peer = PlayingPeer(SENT, refusal)
-    async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
+    async with playing(SENT, refusal) as (peer, wire, omni):
         with pytest.raises(kind, match=refusal.message):
             await hear(omni, {SENT - 1: wire.cut})
     assert len(peer.requests) == 2
 
 
 async def test_a_router_that_is_not_ready_yet_is_asked_again() -> None:
-    peer = PlayingPeer(SENT, StageError("DRAINING", "waits", retry_delay_s=0.01), StageError("OVERLOADED", "full", retry_delay_s=0.01), 0)
-    async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
+    async with playing(
+        SENT, StageError("DRAINING", "waits", retry_delay_s=0.01), StageError("OVERLOADED", "full", retry_delay_s=0.01), 0
+    ) as (peer, wire, omni):
         hearing = asyncio.create_task(hear(omni, {SENT - 1: wire.cut}))
         await peer.asked(4)
         wire.cut()  # a loss before it goes on belongs to the first one
@@ -201,64 +171,55 @@ AWAY_S = 0.5
 """Long enough that attempts to connect fail."""
 
 
-async def test_a_router_that_comes_back_later_gets_the_time_that_is_left() -> None:
-    peer = PlayingPeer(SENT)
-    async with listening(peer) as wire, AsyncOmni(address=wire.address, resume_timeout_s=60) as omni:
-        tasks: list[asyncio.Task[None]] = []
+async def hear_without(wire: Wire, omni: AsyncOmni, away_s: float = math.inf, **options: float) -> list[Event]:
+    """The events of an answer whose router goes away in the middle, and comes back after so long."""
+    tasks: list[asyncio.Task[None]] = []
 
-        async def away() -> None:
-            await wire.disconnect()
-            await asyncio.sleep(AWAY_S)
+    async def go() -> None:
+        await wire.disconnect()
+        if math.isfinite(away_s):
+            await asyncio.sleep(away_s)
             wire.connect()
 
-        events = await hear(omni, {SENT - 1: lambda: tasks.append(asyncio.create_task(away()))}, timeout_s=20.0)
-        await asyncio.gather(*tasks)
-    assert_whole(events)
-    assert 0 < peer.left_s[1] < peer.left_s[0] - AWAY_S / 2  # gRPC rounds what it sends, by about 1 %
-
-
-async def gone(wire: Wire, omni: AsyncOmni, **options: float) -> None:
-    tasks: list[asyncio.Task[None]] = []
     try:
-        await hear(omni, {SENT - 1: lambda: tasks.append(asyncio.create_task(wire.disconnect()))}, **options)
+        return await hear(omni, {SENT - 1: lambda: tasks.append(asyncio.create_task(go()))}, **options)
     finally:
         await asyncio.gather(*tasks)
 
 
+async def test_a_router_that_comes_back_later_gets_the_time_that_is_left() -> None:
+    async with playing(SENT, resume_timeout_s=60) as (peer, wire, omni):
+        assert_whole(await hear_without(wire, omni, AWAY_S, timeout_s=20.0))
+    assert 0 < peer.left_s[1] < peer.left_s[0] - AWAY_S / 2  # gRPC rounds what it sends, by about 1 %
+
+
 async def test_a_router_that_does_not_come_back() -> None:
-    async with listening(PlayingPeer(SENT)) as wire, AsyncOmni(address=wire.address, resume_timeout_s=0.3) as omni:
-        with pytest.raises(RouterLostError, match=r"none was there to go on within 0\.3 s"):
-            await gone(wire, omni)
+    async with playing(SENT, resume_timeout_s=0.3) as (_, wire, omni):
+        with pytest.raises(errors.RouterLostError, match=r"none was there to go on within 0\.3 s"):
+            await hear_without(wire, omni)
 
 
 async def test_the_time_limit_is_that_of_the_whole_answer() -> None:
-    peer = PlayingPeer(SENT)
-    async with listening(peer) as wire, AsyncOmni(address=wire.address, resume_timeout_s=60) as omni:
-        with pytest.raises(DeadlineError):
-            await gone(wire, omni, timeout_s=1.0)
+    async with playing(SENT, resume_timeout_s=60) as (_, wire, omni):
+        with pytest.raises(errors.DeadlineError):
+            await hear_without(wire, omni, timeout_s=1.0)
 
 
-@pytest.mark.parametrize("gone", [True, False])
-async def test_the_next_of_several_addresses_goes_on(free_port: int, gone: bool) -> None:
-    first, second = PlayingPeer(SENT), PlayingPeer()
-    async with listening(first) as one, listening(second) as two:
-        addresses = f"127.0.0.1:{free_port}, {one.address},{two.address}"
-        async with AsyncOmni(address=addresses) as omni:
-            tasks: list[asyncio.Task[None]] = []
-            events = await hear(
-                omni, {SENT - 1: lambda: tasks.append(asyncio.create_task(one.disconnect()))} if gone else {SENT - 1: one.cut}
-            )
-            await asyncio.gather(*tasks)
-            assert_whole(events)
-            assert omni.address == two.address
-            assert_whole(await hear(omni, {}))  # and stays there
+@pytest.mark.parametrize("is_gone", [True, False])
+async def test_the_next_of_several_addresses_goes_on(free_port: int, is_gone: bool) -> None:
+    first, second, nobody = PlayingPeer(SENT), PlayingPeer(), f"127.0.0.1:{free_port}"
+    async with listening(first) as one, listening(second) as two, AsyncOmni(address=f"{nobody}, {one.address},{two.address}") as omni:
+        events = await (hear_without(one, omni) if is_gone else hear(omni, {SENT - 1: one.cut}))
+        assert_whole(events)
+        assert omni.address == two.address
+        assert_whole(await hear(omni, {}))  # and stays there
     (failover,) = [event for event in events if isinstance(event, Failover)]
     assert (failover.lost, failover.replica) == (one.address, two.address)
     assert (len(first.requests), len(second.requests)) == (1, 2)
 
 
 async def test_none_of_several_addresses_answers(free_port: int) -> None:
-    with pytest.raises(UnavailableError, match=f"127.0.0.1:{free_port}, 127.0.0.1:{free_port}"):
+    with pytest.raises(errors.UnavailableError, match=f"127.0.0.1:{free_port}, 127.0.0.1:{free_port}"):
         async with AsyncOmni(address=f"127.0.0.1:{free_port},127.0.0.1:{free_port}", connect_timeout_s=0.5):
             pass
 
@@ -284,16 +245,15 @@ def continued(**changes: object) -> list[omni_pb2.GenerateResponse]:
     ],
 )
 async def test_a_router_that_goes_on_elsewhere_is_caught(changes: dict[str, object], told: str) -> None:
-    async with listening(PlayingPeer(SENT, continued(**changes))) as wire, AsyncOmni(address=wire.address) as omni:
-        with pytest.raises(ProtocolError, match=told):
+    async with playing(SENT, continued(**changes)) as (_, wire, omni):
+        with pytest.raises(errors.ProtocolError, match=told):
             await hear(omni, {SENT - 1: wire.cut})
 
 
 async def test_an_answer_that_was_over_but_for_its_account() -> None:
     whole = list(answer(omni_pb2.GenerateRequest()))
     without_reason = [event(STARTED), omni_pb2.GenerateResponse(usage=omni_pb2.Usage())]
-    peer = PlayingPeer(len(whole) - 1, without_reason)
-    async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
+    async with playing(len(whole) - 1, without_reason) as (peer, wire, omni):
         events = await hear(omni, {len(whole) - 2: wire.cut})
     assert_whole(events)
     assert all(position.ended for position in peer.requests[1].resume.positions)
@@ -316,8 +276,7 @@ async def test_a_picture_of_which_a_piece_had_come_begins_anew() -> None:
     # The word behind the piece tells that the piece had come.
     before = [event(STARTED), picture(0, b"old", 0, 3, 1), picture(1, b"abc", 0, 6), word(0)]
     images = [picture(2, b"old", 0, 3, 1), picture(3, b"new", 0, 3, 2), picture(4, b"abcd", 0, 6), picture(5, b"ef", 4, 6)]
-    peer = PlayingPeer(before, [event(STARTED), *images, word(1, last=True), event(USAGE)])
-    async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
+    async with playing(before, [event(STARTED), *images, word(1, last=True), event(USAGE)]) as (peer, wire, omni):
         events = await hear(omni, {2: wire.cut})
     assert [event.data for event in events if isinstance(event, Picture)] == [b"old", b"new", b"abcdef"]
     positions = {position.port: (position.seq, position.first, position.ended) for position in peer.requests[1].resume.positions}
@@ -329,7 +288,7 @@ async def test_stages_that_were_replaced_are_told() -> None:
     told.pause.FromMilliseconds(35)
     whole = list(answer(omni_pb2.GenerateRequest()))
     whole.insert(3, omni_pb2.GenerateResponse(failover=told))
-    async with listening(PlayingPeer(whole)) as wire, AsyncOmni(address=wire.address) as omni:
+    async with playing(whole) as (_, _, omni):
         got = await omni.generate("Hi")
     (failover,) = got.failovers
     assert (failover.stage, failover.lost, failover.replica, failover.reason, failover.pause_s) == ("talker", "a:1", "b:2", "killed", 0.035)
@@ -337,36 +296,25 @@ async def test_stages_that_were_replaced_are_told() -> None:
 
 
 async def test_closing_the_client_ends_its_search_for_a_router() -> None:
-    async with listening(PlayingPeer(SENT)) as wire:
-        omni = AsyncOmni(address=wire.address, resume_timeout_s=60)
-        lost = asyncio.Event()
-
-        async def gone() -> None:
-            await wire.disconnect()
-            lost.set()
-
-        tasks: list[asyncio.Task[None]] = []
-        hearing = asyncio.create_task(hear(omni, {SENT - 1: lambda: tasks.append(asyncio.create_task(gone()))}))
-        await lost.wait()
+    async with playing(SENT, resume_timeout_s=60) as (peer, wire, omni):
+        hearing = asyncio.create_task(hear_without(wire, omni))
+        await peer.cancelled.wait()
         await asyncio.sleep(0.2)  # into the search
         await omni.close()
-        with pytest.raises(ClosedError):
+        with pytest.raises(errors.ClosedError):
             await hearing
-        await asyncio.gather(*tasks)
 
 
 async def test_leaving_a_stream_that_went_on_frees_the_router() -> None:
-    peer = PlayingPeer(SENT, 4)
-    async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
-        async with aclosing(omni.stream("Hi")) as stream:
-            count = 0
-            async for _ in stream:
-                count += 1
-                if count == SENT - 1:
-                    peer.cancelled.clear()
-                    wire.cut()
-                if count == SENT + 1:
-                    break
+    async with playing(SENT, 4) as (peer, wire, omni):
+        stream = omni.stream("Hi")
+        for _ in range(SENT - 1):
+            await anext(stream)
+        peer.cancelled.clear()
+        wire.cut()
+        for _ in range(2):
+            await anext(stream)
+        await stream.aclose()
         async with asyncio.timeout(30):
             await peer.cancelled.wait()
 

@@ -49,13 +49,23 @@ class LosableRouters:
         self._stages = ",".join(f"{kind}={address}" for kind, address in stages.addresses.items())
         self._folder = folder
         self._exits = exits
+        self.started: list[ServerProcess] = []
 
     def start(self, address: str = "127.0.0.1:0", *, grace_s: float = 5.0) -> ServerProcess:
         flags = ["--pipeline", "toy", "--stages", self._stages, "--address", address, "--grace", str(grace_s)]
         started = ServerProcess("helpers.hanging", "omnistage.router", *flags, log_folder=self._folder, environment=ENDING)
-        server = self._exits.enter_context(started)
-        server.wait_ready()
-        return server
+        self.started.append(self._exits.enter_context(started))
+        started.wait_ready()
+        return started
+
+    def restart(self) -> None:
+        """Kill the last one, and start another one at its address."""
+        kill(self.started[-1])
+        self.start(self.started[-1].address)
+
+
+def patient(router: ServerProcess) -> AsyncOmni:
+    return AsyncOmni(address=router.address, resume_timeout_s=PATIENCE_S)
 
 
 @pytest.fixture
@@ -94,13 +104,8 @@ def assert_whole(events: list[Event], seed: int) -> Done:
 async def test_a_router_that_is_killed_and_started_again(stages: ServerProcesses, routers: LosableRouters, moment: str, seed: int) -> None:
     what, count = MOMENTS[lengths.draw(moment, MOMENTS, seed)]
     router = routers.start()
-
-    def restart() -> None:
-        kill(router)
-        routers.start(router.address)
-
-    async with AsyncOmni(address=router.address, resume_timeout_s=PATIENCE_S) as omni:
-        done = assert_whole(await hear(omni.stream("Hi", seed=5), what, count, restart), 5)
+    async with patient(router) as omni:
+        done = assert_whole(await hear(omni.stream("Hi", seed=5), what, count, routers.restart), 5)
         assert [(failover.stage, failover.lost, failover.replica) for failover in done.failovers] == [
             ("router", router.address, router.address)
         ]
@@ -110,40 +115,18 @@ async def test_a_router_that_is_killed_and_started_again(stages: ServerProcesses
 
 
 async def test_an_answer_without_a_seed_goes_on_with_its_own(routers: LosableRouters) -> None:
-    router = routers.start()
-
-    def restart() -> None:
-        kill(router)
-        routers.start(router.address)
-
-    async with AsyncOmni(address=router.address, resume_timeout_s=PATIENCE_S) as omni:
-        events = await hear(omni.stream("Hi"), AudioChunk, 5, restart)
+    async with patient(routers.start()) as omni:
+        events = await hear(omni.stream("Hi"), AudioChunk, 5, routers.restart)
     assert isinstance(events[-1], Done)
     assert_whole(events, events[-1].seed)
 
 
-async def test_text_alone(routers: LosableRouters) -> None:
-    router = routers.start()
-
-    def restart() -> None:
-        kill(router)
-        routers.start(router.address)
-
-    async with AsyncOmni(address=router.address, resume_timeout_s=PATIENCE_S) as omni:
+async def test_text_alone_and_sound_alone(routers: LosableRouters) -> None:
+    async with patient(routers.start()) as omni:
         stream = omni.stream("Hi", seed=5, outputs=["text"], max_tokens=300, ignore_eos=True)
-        events = await hear(stream, TextDelta, 20, restart)
-    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == formulas.text(5, "Hi", 300)
-
-
-async def test_sound_alone(routers: LosableRouters) -> None:
-    router = routers.start()
-
-    def restart() -> None:
-        kill(router)
-        routers.start(router.address)
-
-    async with AsyncOmni(address=router.address, resume_timeout_s=PATIENCE_S) as omni:
-        events = await hear(omni.stream("Hi", seed=5, outputs=["audio"]), AudioChunk, 20, restart)
+        events = await hear(stream, TextDelta, 20, routers.restart)
+        assert "".join(event.text for event in events if isinstance(event, TextDelta)) == formulas.text(5, "Hi", 300)
+        events = await hear(omni.stream("Hi", seed=5, outputs=["audio"]), AudioChunk, 20, routers.restart)
     samples = np.concatenate([event.samples for event in events if isinstance(event, AudioChunk)])
     assert np.array_equal(samples, formulas.audio(5, "Hi", LENGTH)[:, 0])
 
@@ -165,40 +148,26 @@ async def test_the_other_router_goes_on(routers: LosableRouters, end: str, seed:
 
 
 async def test_many_answers_at_once(stages: ServerProcesses, routers: LosableRouters) -> None:
-    router = routers.start()
-
     async def one(omni: AsyncOmni, seed: int) -> Done:
         return assert_whole([event async for event in omni.stream("Hi", seed=seed)], seed)
 
-    def restart() -> None:
-        kill(router)
-        routers.start(router.address)
-
-    async with AsyncOmni(address=router.address, resume_timeout_s=PATIENCE_S) as omni:
+    async with patient(routers.start()) as omni:
         asking = [asyncio.create_task(one(omni, seed)) for seed in range(6)]
-        await hear(omni.stream("Hi", seed=99), AudioChunk, 10, restart)
-        answers = await asyncio.gather(*asking)
-        assert all(len(answer.failovers) == 1 for answer in answers)
+        await hear(omni.stream("Hi", seed=99), AudioChunk, 10, routers.restart)
+        assert all(len(answer.failovers) == 1 for answer in await asyncio.gather(*asking))
         await all_free(list(stages.addresses.values()))
 
 
 async def test_a_second_kill_is_an_error(stages: ServerProcesses, routers: LosableRouters) -> None:
-    router = routers.start()
-
-    def restart() -> None:
-        kill(running[-1])
-        running.append(routers.start(router.address))
-
-    running = [router]
-    async with AsyncOmni(address=router.address, resume_timeout_s=PATIENCE_S) as omni:
+    async with patient(routers.start()) as omni:
         async with aclosing(omni.stream("Hi", seed=5)) as events:
             with pytest.raises(RouterLostError):
                 count = 0
                 async for event in events:
                     count += isinstance(event, AudioChunk)
                     if isinstance(event, AudioChunk) and count in (5, 10):
-                        await asyncio.to_thread(restart)
-        assert len(running) == 3
+                        await asyncio.to_thread(routers.restart)
+        assert len(routers.started) == 3
         assert_whole([event async for event in omni.stream("Hi", seed=6)], 6)
         await all_free(list(stages.addresses.values()))
 
@@ -210,8 +179,7 @@ def test_the_sync_client_hears_an_answer_through(routers: LosableRouters) -> Non
         for event in omni.stream("Hi", seed=5):
             heard.append(event)
             if sum(isinstance(event, AudioChunk) for event in heard) == 10 and isinstance(event, AudioChunk):
-                kill(router)
-                routers.start(router.address)
+                routers.restart()
         assert_whole(heard, 5)
         assert sum(isinstance(event, Failover) for event in heard) == 1
         assert omni.generate("Hi", seed=6).failovers == ()
@@ -239,5 +207,4 @@ def test_a_private_stack_starts_its_router_again(family: ProcessFamily, tmp_path
                 (router,) = [pid for pid in family.pids() if "omnistage.router" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")]
                 os.kill(router, signal.SIGKILL)
         done = assert_whole(heard, 5)
-    assert [failover.stage for failover in done.failovers] == ["router"]
-    assert family.pids() == []
+    assert ([failover.stage for failover in done.failovers], family.pids()) == (["router"], [])

@@ -1,4 +1,4 @@
-"""The text of an error in the words of the place where it is read: a program, a shell, a chat, HTTP."""
+"""From a failed call to the exception that names it, and to the text in the words of the place where it is read: program, shell, HTTP."""
 
 from __future__ import annotations
 
@@ -11,17 +11,103 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
+from google.protobuf.any_pb2 import Any
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
 
 from omnistage.cli.wording import CHAT, SHELL, word_error
 from omnistage.client import connection, errors
 from omnistage.client.connection import Found, advise
-from omnistage.client.errors import BadRequestError, DeadlineError, FieldViolation, OmniError, StageLostError, UnavailableError
+from omnistage.client.errors import DETAILS_KEY, FieldViolation, OmniError, from_rpc_error
 from omnistage.client.routers import Routers
 from omnistage.client.wording import PYTHON, Wording
 from omnistage.gateway.chat import FIELDS
 from omnistage.gateway.failure import HINTS, of_omni, wording
-from omnistage.v1 import omni_pb2, stage_pb2
+from omnistage.v1 import error_pb2, omni_pb2, stage_pb2
+
+
+def failed(code: grpc.StatusCode, text: str, *details: Message, status_code: int | None = None) -> grpc.aio.AioRpcError:
+    status = status_pb2.Status(code=code.value[0] if status_code is None else status_code, message=text)
+    for detail in details:
+        packed = Any()
+        packed.Pack(detail)
+        status.details.append(packed)
+    trailing = grpc.aio.Metadata((DETAILS_KEY, status.SerializeToString()))
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, details=text)
+
+
+def info(reason: str, **metadata: str) -> error_details_pb2.ErrorInfo:
+    return error_details_pb2.ErrorInfo(reason=reason, domain="omnistage", metadata=metadata)
+
+
+def bare(code: grpc.StatusCode, details: str = "text", status: bytes = b"") -> grpc.aio.AioRpcError:
+    """An error without details of ours, or with these bytes in their place."""
+    trailing = grpc.aio.Metadata(*([(DETAILS_KEY, status)] if status else []))
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, details=details)
+
+
+def test_details_of_an_error_are_its_attributes() -> None:
+    retry = error_details_pb2.RetryInfo(retry_delay=Duration(seconds=1, nanos=500_000_000))
+    full = from_rpc_error(failed(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", info("OVERLOADED"), retry))
+    assert isinstance(full, errors.OverloadedError) and (full.retry_delay_s, full.reason) == (1.5, "OVERLOADED")
+    violation = error_details_pb2.BadRequest.FieldViolation(field="thinker.max_tokens", description="must be 1 to 32768")
+    detail = error_details_pb2.BadRequest(field_violations=[violation])
+    bad = from_rpc_error(failed(grpc.StatusCode.INVALID_ARGUMENT, "bad", info("BAD_REQUEST"), detail))
+    assert isinstance(bad, errors.BadRequestError) and bad.fields == (FieldViolation("thinker.max_tokens", "must be 1 to 32768"),)
+    lost = from_rpc_error(failed(grpc.StatusCode.UNAVAILABLE, "gone", info("STAGE_LOST", stage="talker")))
+    assert isinstance(lost, errors.StageLostError) and (lost.stage, lost.retry_delay_s) == ("talker", None)
+
+
+@pytest.mark.parametrize("name", [name for name, number in error_pb2.ErrorReason.items() if number])
+def test_every_reason_of_the_contract_has_an_exception(name: str) -> None:
+    reason = name.removeprefix("ERROR_REASON_")
+    assert type(from_rpc_error(failed(grpc.StatusCode.UNKNOWN, "x", info(reason)))) is errors.BY_REASON[reason]
+
+
+TOO_LARGE = "Received message larger than max (9437201 vs. 8388608)"
+FOREIGN = error_details_pb2.ErrorInfo(reason="OVERLOADED", domain="example.com")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (bare(grpc.StatusCode.UNAVAILABLE), errors.UnavailableError),
+        (bare(grpc.StatusCode.DEADLINE_EXCEEDED), errors.DeadlineError),
+        (bare(grpc.StatusCode.CANCELLED), errors.UnavailableError),
+        (bare(grpc.StatusCode.UNIMPLEMENTED), errors.NotAvailableError),
+        (bare(grpc.StatusCode.INTERNAL), errors.UnavailableError),
+        (bare(grpc.StatusCode.DATA_LOSS), errors.ServerError),
+        (bare(grpc.StatusCode.NOT_FOUND), errors.UnknownModelError),
+        (bare(grpc.StatusCode.INTERNAL, status=b"\xff\xff\xff"), errors.UnavailableError),
+        (bare(grpc.StatusCode.RESOURCE_EXHAUSTED, f"Stream removed (CLIENT: {TOO_LARGE})"), errors.ProtocolError),
+        (bare(grpc.StatusCode.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!"), errors.OverloadedError),
+        (failed(grpc.StatusCode.RESOURCE_EXHAUSTED, f"full; {TOO_LARGE}", info("OVERLOADED")), errors.OverloadedError),
+        (failed(grpc.StatusCode.UNAVAILABLE, "gone", info("BAD_REQUEST"), status_code=3), errors.UnavailableError),
+        (failed(grpc.StatusCode.UNAVAILABLE, "gone", FOREIGN), errors.UnavailableError),
+    ],
+    ids=lambda one: one.details() if isinstance(one, grpc.aio.AioRpcError) else None,
+)
+def test_without_details_that_are_ours_the_status_code_decides(error: grpc.aio.AioRpcError, kind: type[OmniError]) -> None:
+    """What contradicts the status is not ours, and an overload keeps its name whatever its text says."""
+    assert type(from_rpc_error(error)) is kind
+    assert error.details() != "text" or str(from_rpc_error(error)) == "text"
+
+
+@pytest.mark.parametrize("details", [TOO_LARGE, f"SERVER: {TOO_LARGE}", "CLIENT: Sent message larger than max (9 vs. 8)"])
+def test_a_request_that_is_too_large_is_not_to_be_asked_again(details: str) -> None:
+    error = from_rpc_error(bare(grpc.StatusCode.RESOURCE_EXHAUSTED, details))
+    assert isinstance(error, errors.BadRequestError) and [violation.field for violation in error.fields] == ["request"]
+    assert details in str(error) and (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "BAD_REQUEST")
+
+
+def test_every_error_of_the_tree_is_in_the_docstring() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.OmniError)]
+    assert len(kinds) > 10 and issubclass(errors.DeadlineError, TimeoutError)
+    assert [kind for kind in kinds if kind.__name__ not in (errors.__doc__ or "")] == []
+
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -123,10 +209,9 @@ REFUSALS = [
 
 @pytest.mark.parametrize(("field", "what", "python", "shell", "chat", "http"), REFUSALS)
 def test_a_refused_field_is_called_what_was_written(field: str, what: str, python: str, shell: str, chat: str, http: str | None) -> None:
-    error = BadRequestError(PYTHON.message(f"{field}: {what}", (field,)))
+    error = errors.BadRequestError(PYTHON.message(f"{field}: {what}", (field,)))
     error.fields = (FieldViolation(field, f"{field}: {what}"),)
-    assert str(error) == f"{python}: {what}"
-    assert word_error(error, SHELL)[0] == f"{shell}: {what}"
+    assert (str(error), word_error(error, SHELL)[0]) == (f"{python}: {what}", f"{shell}: {what}")
     assert word_error(error, CHAT)[0] == f"{chat}: {what}"
     if http is not None:
         body = of_omni(error, FIELDS).body["error"]
@@ -137,10 +222,7 @@ def test_a_refused_field_is_called_what_was_written(field: str, what: str, pytho
     ("message", "shell"),
     [
         ("thinker.min_tokens: must not be above max_tokens", "min_tokens: must not be above --max-tokens"),
-        (
-            "--video: a.mp4: there is no sound in it: ask without use_audio",
-            "--video: a.mp4: there is no sound in it: ask without --video-sound",
-        ),
+        ("--video: a: there is no sound in it: ask without use_audio", "--video: a: there is no sound in it: ask without --video-sound"),
         ("thinker.stop: has 'max_tokens' twice", "--stop: has 'max_tokens' twice"),
         ("--image: my_max_tokens.png and max_tokens.png are files", "--image: my_max_tokens.png and max_tokens.png are files"),
         ("seed: stop and seed are words of English", "--seed: stop and seed are words of English"),
@@ -154,7 +236,7 @@ def test_options_that_a_refusal_names_are_those_that_can_be_typed(message: str, 
 async def test_who_was_too_quick_to_connect_is_told_to_wait_longer() -> None:
     for timeout_s, is_short in ((0.01, True), (1.0, False)):
         routers = Routers("127.0.0.1:1")
-        with pytest.raises(UnavailableError) as refused:
+        with pytest.raises(errors.UnavailableError) as refused:
             await routers.connect(timeout_s, None)
         await routers.close()
         assert ("--timeout" in word_error(refused.value)[1]) is is_short
@@ -175,7 +257,7 @@ def test_a_hint_is_shown_where_nobody_catches_the_error() -> None:
 
 
 def test_the_note_follows_the_hint_and_is_there_once() -> None:
-    error = StageLostError("gone")
+    error = errors.StageLostError("gone")
     error.add_note("of somebody else")
     for hint in ("Do this.", "Do that: {timeout_s}."):
         error.hint = hint
@@ -185,8 +267,8 @@ def test_the_note_follows_the_hint_and_is_there_once() -> None:
         again.hint = "Else."
     try:
         raise error
-    except StageLostError as caught:
-        with pytest.raises(StageLostError) as raised:
+    except errors.StageLostError as caught:
+        with pytest.raises(errors.StageLostError) as raised:
             raise caught
     assert raised.value.__notes__ == ["of somebody else", "hint: Do that: timeout_s."]
     error.hint = ""
@@ -194,7 +276,7 @@ def test_the_note_follows_the_hint_and_is_there_once() -> None:
 
 
 def test_an_error_that_says_it_all_has_no_note() -> None:
-    error = BadRequestError.of("seed", "is 'x'")
+    error = errors.BadRequestError.of("seed", "is 'x'")
     assert (error.hint, getattr(error, "__notes__", [])) == ("", [])
 
 
@@ -204,9 +286,9 @@ def test_who_has_a_stack_of_their_own_is_not_sent_to_look_at_another(router: Fou
         error = kind("gone")
         advise(router, error, omni_pb2.GenerateRequest())
         assert error.hint and not re.search(r"address|status|replicas\(\)|log of", error.hint)
-    named = StageLostError("gone")
+    named = errors.StageLostError("gone")
     advise(Found("127.0.0.1:1", is_named=True), named, omni_pb2.GenerateRequest())
-    assert named.hint == StageLostError.hint
+    assert named.hint == errors.StageLostError.hint
 
 
 @pytest.mark.parametrize(
@@ -218,7 +300,7 @@ def test_who_has_a_stack_of_their_own_is_not_sent_to_look_at_another(router: Fou
     ],
 )
 def test_who_ran_out_of_time_is_told_what_there_could_be_less_of(asked: omni_pb2.GenerateRequest, python: str, shell: str) -> None:
-    error = DeadlineError("late")
+    error = errors.DeadlineError("late")
     advise(None, error, asked)
     assert error.hint == f"Give more time: timeout_s, or ask for less: {python}."
     assert word_error(error)[1] == f"Give more time: --timeout, or ask for less: {shell}."

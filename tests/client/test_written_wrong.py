@@ -1,12 +1,12 @@
-"""Calls that were written otherwise than they can be: an argument without its name, no first argument, values of another kind, turns as
-other clients write them. Each is told in a line, before anything is sent, and by both clients alike."""
+"""Calls and clients that were written otherwise than they can be: arguments that do not exist, have no name or an impossible value."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import io
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,248 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from omnistage.client import AsyncOmni, BadRequestError, Omni
+from omnistage.client import AsyncOmni, BadRequestError, Omni, wording
 from omnistage.client import request as requests
+from omnistage.client.options import OF_CLIENT, OPTIONS, SETTINGS, About, Range, keywords
 from omnistage.client.private_stack import StackPlan, with_first
+from omnistage.client.wording import of_launcher
+
+MEDIA = ("images", "audios", "videos")
+MADE_UP = "xyzzy"
+
+
+def refusal(call: Callable[[], object]) -> str:
+    with pytest.raises(TypeError) as refused:
+        call()
+    return str(refused.value)
+
+
+def asked(**options: Any) -> requests.Request:
+    return requests.for_prompt("x", (), (), (), options)  # type: ignore[arg-type]
+
+
+def each(names: str, told: str) -> list[tuple[str, str]]:
+    """Rows of a table for names of which the same is told."""
+    return [(name, told) for name in names.split()]
+
+
+def planned(**settings: Any) -> StackPlan:
+    return StackPlan(settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        *each("max_token max_new_tokens max_completion_tokens", "max_tokens"),
+        ("tempertaure", "did you mean temperature?"),
+        ("negativ_prompt", "did you mean negative_prompt?"),
+        ("model", "here it is pipeline"),
+        *each("n num_images", "results"),
+        ("tools", "no pipeline calls tools"),
+        ("stop_sequences", "stop"),
+        ("system", "'role': 'system'"),
+        ("messages", "chat takes a conversation"),
+        ("stream", "stream_chat"),
+        ("response_format", "json_schema"),
+        ("api_key", "Omni takes it"),
+        ("device", "Omni(device=...)"),
+        ("images", "generate takes it"),
+        ("text", "the text is the first argument"),
+        ("prompts", "a list of texts for several answers"),
+        ("alignment", "outputs=['text', 'audio', 'alignment']"),
+        ("retries", "here it is max_retries"),
+        *each("pitch lang", "leave it out"),
+        ("aspect_ratio", "width and height"),
+        (MADE_UP, "help(Omni.generate)"),
+    ],
+)
+def test_an_argument_of_a_call_that_does_not_exist_is_guessed(name: str, told: str) -> None:
+    said = refusal(lambda: asked(**{name: 1}))
+    assert said.startswith(f"a call takes no {name}: ") and told in said
+    assert len(said) < 160, "no list of all that there is"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("model", "model_path is a checkpoint"),
+        ("base_url", "address='HOST:PORT'"),
+        ("tensor_paralel_size", "did you mean tensor_parallel_size?"),
+        ("replica", "did you mean replicas?"),
+        ("dtypes", "did you mean dtype?"),
+        *each("max_tokens max_token max_new_tokens", "omni.generate(prompt, max_tokens=...)"),
+        ("voice", "omni.generate(prompt, voice=...)"),
+        *each("max_retry retries", "here it is max_retries"),
+        ("adress", "did you mean address?"),
+        ("tempertaure", "omni.generate(prompt, temperature=...)"),
+        ("max_batch_token", "did you mean max_batch_tokens?"),
+        ("trust_remote_code", "leave it out"),
+        ("gpus", "here it is tensor_parallel_size"),
+        (MADE_UP, "help(Omni)"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Omni, AsyncOmni])
+def test_an_argument_of_a_client_that_does_not_exist_is_guessed(kind: Any, name: str, told: str) -> None:
+    said = refusal(lambda: kind(**{name: 1}))
+    assert said.startswith(f"Omni takes no {name}: ") and told in said and len(said) < 160
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "told"),
+    [
+        ("say", {"response_format": "mp3"}, "answer.save('x.mp3')"),
+        ("say", {"format": "wav"}, "answer.save('x.mp3')"),
+        ("say", {"output_format": "x"}, "answer.save('x.mp3')"),
+        ("say", {"instructions": "slowly"}, "no voice is changed so"),
+        ("say", {"max_new_tokens": 3}, "no text is made here"),
+        ("say", {"input": "x"}, "the text is the first argument, without a name"),
+        ("say", {"speaker": "x"}, "here it is voice"),
+        ("say", {MADE_UP: 1}, "help(Omni.say)"),
+        ("draw", {"response_format": "png"}, "here it is media_type"),
+        ("draw", {"system": "x"}, "say it in the prompt"),
+        ("draw", {"guided_json": {}}, "no text is made here"),
+        ("draw", {"num_images": 2}, "results"),
+        ("generate", {"response_format": "mp3"}, "answer.save('x.mp3')"),
+        ("generate", {"response_format": {"type": "json_object"}}, "json_schema"),
+    ],
+    ids=str,
+)
+def test_a_guess_fits_the_method_that_was_called(method: str, options: dict[str, Any], told: str) -> None:
+    ask = {
+        "say": lambda: requests.for_verbatim("x", options),  # type: ignore[arg-type]
+        "draw": lambda: requests.for_drawing("x", (), options),  # type: ignore[arg-type]
+        "generate": lambda: asked(**options),
+    }
+    said = refusal(ask[method])
+    assert told in said and ("json_schema" in said) == (told == "json_schema")
+
+
+def test_say_and_draw_tell_who_takes_lists() -> None:
+    for ask in (lambda: requests.for_verbatim(["a", "b"], {}), lambda: requests.for_drawing(("a", "b"), (), {})):  # type: ignore[arg-type]
+        with pytest.raises(BadRequestError, match="generate takes a list of texts"):
+            ask()
+    assert refusal(lambda: asked(n=2, max_token=3)).count("a call takes no ") == 2, "several are told at once"
+
+
+def test_whatever_is_advised_exists() -> None:
+    for name in wording.SAME:
+        assert name in OPTIONS or name in MEDIA
+    of_clients = set(inspect.signature(Omni).parameters) | set(SETTINGS)
+    assert set(OF_CLIENT) | {"tensor_parallel_size", "settings", "to_start"} == set(inspect.signature(Omni).parameters)
+    for told in wording.OF_CLIENTS.values():
+        if named := re.match(r"here it is (\w+)", told):
+            assert named[1] in of_clients
+    assert not set(wording.OF_CALLS) & set(OPTIONS), "these exist"
+    assert not set(wording.OF_CLIENTS) & of_clients
+
+
+def some_wrong(about: About, kind: str) -> list[object]:
+    wrong: list[object] = [object(), None]
+    if isinstance(about.allowed, Range) and about.allowed.high is not None:
+        wrong += [about.allowed.high + 1]
+    if not isinstance(about.allowed, Range) and about.allowed:
+        wrong += ["nonsense"]
+    return wrong + ([] if "str" in kind else ["many", float("nan")])
+
+
+@pytest.mark.parametrize("keyword", keywords(SETTINGS), ids=lambda one: one.name)
+def test_a_setting_that_cannot_be_says_what_can_before_anything_is_started(keyword: Any) -> None:
+    for value in some_wrong(keyword.about, keyword.type_text):
+        with pytest.raises(BadRequestError) as refused:
+            if keyword.name == "tensor_parallel_size":
+                StackPlan(tensor_parallel_size=value)  # type: ignore[arg-type]
+            else:
+                planned(**{keyword.name: value})
+        assert [bad.field for bad in refused.value.fields] == [keyword.name]
+        assert "it must be" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"threads": np.int64(2)},
+        {"threads": {"thinker": 2, "toy/talker": 1}},
+        {"gpu_memory_utilization": 1},
+        {"gpu_memory_utilization": np.float32(0.5)},
+        {"enable_cache": {"thinker": False}},
+        {"pipeline": ("toy", "smol")},
+        {"device": "cuda:0"},
+        {"start_timeout_s": 5},
+        {"max_sessions": 4096, "inline_limit": 0},
+    ],
+    ids=str,
+)
+def test_a_setting_that_can_be_is_taken(settings: dict[str, Any]) -> None:
+    planned(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"replicas": 2}, "{'talker': 2}"),
+        ({"replicas": {"talkr": 2}}, "the stages are thinker, talker"),
+        ({"threads": True}, "a whole number, 1 to 64"),
+        ({"enable_cache": "yes"}, "True or False"),
+        ({"dtype": "fp16"}, "auto, float32 or bfloat16"),
+        ({"pipeline": 5}, "text, or a list of texts"),
+    ],
+    ids=str,
+)
+def test_what_a_setting_may_be_is_told_in_words(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(BadRequestError, match=re.escape(told)):
+        planned(**settings)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"max_tokens": "3"}, "max_tokens: is '3'; it must be a whole number, 1 to 32768"),
+        ({"max_tokens": 2.5}, "max_tokens: is 2.5; it must be a whole number, 1 to 32768"),
+        ({"temperature": "hot"}, "temperature: is 'hot'; it must be a number, 0 to 2"),
+        ({"voice": 3}, "voice: is 3; it must be text"),
+        ({"stop": 5}, "stop: is 5; it must be text, or a list of texts"),
+        ({"logprobs": "yes"}, "logprobs: is 'yes'; it must be True or False"),
+        ({"seed": -1}, "seed: is -1; it must be a whole number, 0 to 18446744073709551615"),
+    ],
+    ids=str,
+)
+def test_an_option_of_another_type_says_what_it_may_be(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(BadRequestError) as refused:
+        asked(**options)
+    assert str(refused.value) == told
+
+
+def test_an_address_of_another_type_is_a_typed_error() -> None:
+    with pytest.raises(BadRequestError, match="address: is 50050; give text, HOST:PORT"):
+        AsyncOmni(address=50050)  # type: ignore[arg-type]
+
+
+def test_what_the_launcher_says_of_its_options_comes_in_names_of_python() -> None:
+    said = "--max-sessions 5: no stage has a use for it: --replicas talker=2, --checkpoint DIR, --unknown"
+    assert of_launcher(said) == "max_sessions 5: no stage has a use for it: replicas={'talker': 2}, model_path DIR, --unknown"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "told"),
+    [
+        ({"role": "user", "content": "a"}, "chat takes a conversation"),
+        (5, "must be text"),
+        ("", "prompt: is empty; give the words"),
+        (["a"], "generate also takes a list of texts"),
+    ],
+)
+def test_what_is_no_prompt_says_what_takes_it(prompt: Any, told: str) -> None:
+    with pytest.raises(BadRequestError, match=told):
+        requests.for_prompt(prompt, (), (), (), {})
+
+
+@pytest.mark.parametrize("medium", ["images", "audios", "videos"])
+@pytest.mark.parametrize("several", [False, True])
+def test_an_empty_path_is_no_folder(medium: str, several: bool) -> None:
+    asked = requests.for_prompt("x", **{"images": (), "audios": (), "videos": (), medium: [""] if several else ""}, options={})
+    with pytest.raises(BadRequestError, match=r"is an empty path; give that of a file"):
+        asked.complete()
+
 
 NOWHERE = "127.0.0.1:9"
 """Nobody listens there: whatever is told was found out before."""
@@ -29,23 +268,21 @@ OF_PROMPT = "takes only its prompt without a name; give what else there is by na
 
 
 @pytest.fixture(params=[Omni, AsyncOmni])
-def method(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Callable[..., object]]]:
+def method(request: pytest.FixtureRequest) -> Callable[[str], Callable[..., object]]:
     """By its name, a method of a client that was never opened."""
 
     def named(name: str) -> Callable[..., object]:
-        function = getattr(request.param, name)
-
-        def called(*given: object, **options: object) -> object:
-            found = function(None, *given, **options)
+        def called(*arguments: object, **options: object) -> object:
+            found = getattr(request.param, name)(None, *arguments, **options)
             return asyncio.run(found) if inspect.iscoroutine(found) else found
 
         return called
 
-    yield named
+    return named
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "told"),
+    ("name", "arguments", "told"),
     [
         ("generate", ("a", "b.png"), f"generate {OF_PROMPT}generate(prompt, images='b.png')"),
         ("generate", ("a", ["b.wav"]), f"generate {OF_PROMPT}generate(prompt, audios=['b.wav'])"),
@@ -64,20 +301,6 @@ def method(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Callable[
         ("generate", (), "generate needs its prompt, as the first argument: generate('What is a kite?')"),
         ("chat", (), "chat needs its conversation, as the first argument: chat([{'role': 'user', 'content': 'Hello'}])"),
         ("say", (), "say needs its text, as the first argument: say('Good morning.')"),
-    ],
-    ids=str,
-)
-def test_an_argument_without_a_name_or_without_a_first_one(
-    method: Callable[[str], Callable[..., object]], name: str, given: tuple[object, ...], told: str
-) -> None:
-    with pytest.raises(TypeError) as refused:
-        method(name)(*given)
-    assert str(refused.value).startswith(told)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "told"),
-    [
         ("generate", {"text": "a"}, "a call takes no text: the text is the first argument"),
         ("chat", {"messages": []}, "a call takes no messages: chat takes a conversation, as its first argument"),
         ("say", {"prompt": "a"}, "a call takes no prompt: the text is the first argument"),
@@ -91,11 +314,11 @@ def test_an_argument_without_a_name_or_without_a_first_one(
     ],
     ids=str,
 )
-def test_a_wrong_name_is_told_also_where_the_first_argument_is_missing(
-    method: Callable[[str], Callable[..., object]], name: str, options: dict[str, object], told: str
+def test_an_argument_without_a_name_or_with_a_wrong_one_is_told_also_where_the_first_one_is_missing(
+    method: Callable[[str], Callable[..., object]], name: str, arguments: tuple[object, ...] | dict[str, object], told: str
 ) -> None:
     with pytest.raises(TypeError) as refused:
-        method(name)(**options)
+        method(name)(**arguments) if isinstance(arguments, dict) else method(name)(*arguments)
     assert str(refused.value).startswith(told)
 
 

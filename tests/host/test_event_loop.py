@@ -1,20 +1,23 @@
-"""A blocked event loop counts as hanging; one that computes does not."""
+"""A blocked event loop counts as hanging, one that computes does not; it answers questions while it turns, and its tasks last."""
 
 from __future__ import annotations
 
 import _thread
 import asyncio
 import hashlib
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 
+from helpers import lengths, waiting
 from omnistage.host import watchdog
-from omnistage.host.watchdog import IDLE_S, EventLoop, Watchdog
+from omnistage.host.background import LastingTasks
+from omnistage.host.watchdog import IDLE_S, EventLoop, Watchdog, answering
 
 LIMIT_S = 60.0
 PATIENCE_S = 0.3
@@ -131,5 +134,93 @@ def test_a_loop_that_answers_is_not_looked_at(monkeypatch: pytest.MonkeyPatch):
         before = loop.watched.answers
         while loop.watched.answers < before + 10:
             time.sleep(watchdog.QUESTION_PERIOD_S)
-        assert (loop.watched.steps, loop.watched.busy) == (0, False)
-        assert not loop.verdict.done()
+        assert (loop.watched.steps, loop.watched.busy) == (0, False) and not loop.verdict.done()
+
+
+@asynccontextmanager
+async def asking() -> AsyncIterator[socket.socket]:
+    """Our end, which does not block. The answers come from the other end."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with ours, answering(theirs.detach()):
+        yield ours
+
+
+async def answer(ours: socket.socket) -> bytes:
+    async with asyncio.timeout(30):
+        return await asyncio.get_running_loop().sock_recv(ours, 4096)
+
+
+async def test_a_question_is_answered_and_so_are_many_at_once() -> None:
+    async with asking() as ours:
+        for questions in (b"?", b"?", b"???"):
+            ours.send(questions)
+            assert await answer(ours)
+
+
+@lengths.long_form(unkept="A launcher that reads no answers holds up no event loop, and is answered when it reads again.")
+async def test_who_reads_no_answers_holds_nobody_up() -> None:
+    """The launcher was stopped, so its end takes nothing more. It gets an answer as soon as it reads again."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    with ours, answering(theirs.detach()):
+        async with waiting.turning() as turns:
+            answered = 0
+            while answered < 1000:
+                ours.send(b"?")
+                before = turns()
+                await waiting.until(lambda: turns() > before + 3)  # noqa: B023
+                answered += 1
+        assert await answer(ours)
+        while True:
+            try:
+                ours.recv(4096)
+            except BlockingIOError:
+                break
+        ours.send(b"?")
+        assert await answer(ours)
+
+
+async def test_who_is_gone_is_forgotten() -> None:
+    ours, theirs = socket.socketpair()
+    fd = theirs.detach()
+    with answering(fd):
+        ours.close()
+        async with waiting.turning() as turns:
+            await waiting.until(lambda: turns() > 3)
+        assert not asyncio.get_running_loop().remove_reader(fd), "else the loop would turn for ever"
+
+
+async def test_nobody_asks() -> None:
+    with answering(-1):
+        await asyncio.sleep(0)
+
+
+async def fail() -> None:
+    raise ValueError("why")
+
+
+async def end() -> None:
+    return
+
+
+@pytest.mark.parametrize("work", [fail, end])
+async def test_whatever_ends_one_is_told_by_its_name(work: object):
+    tasks = LastingTasks()
+    tasks.start("other", asyncio.Event().wait())  # type: ignore[arg-type]
+    tasks.start("first", fail() if work is fail else end())
+    async with asyncio.timeout(10):
+        assert await tasks.broken == "task first ended"
+    await tasks.close()
+
+
+async def test_ending_all_of_them_breaks_nothing():
+    tasks = LastingTasks()
+    tasks.start("one", asyncio.Event().wait())  # type: ignore[arg-type]
+    tasks.start("two", asyncio.Event().wait())  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        await tasks.close()
+    assert tasks.broken.cancelled()

@@ -39,8 +39,7 @@ def test_one_client_leaves_room_and_the_next_ones_find_it(limit: int):
 
 def test_a_client_alone_may_have_all_places_where_that_is_said():
     places = Places(8, 1)
-    assert len(take_all(places, "only")) == 8
-    assert Places(1, SHARE).ask(Client("only")).given
+    assert len(take_all(places, "only")) == 8 and Places(1, SHARE).ask(Client("only")).given
 
 
 def test_who_comes_when_all_places_are_taken_waits_and_who_has_most_of_them_does_not():
@@ -51,8 +50,7 @@ def test_who_comes_when_all_places_are_taken_waits_and_who_has_most_of_them_does
     with pytest.raises(Refused):
         places.ask(Client("rich"))
     late = places.ask(Client("late"))
-    assert not late.given
-    assert places.leave(rich.pop()) == [late] and late.given
+    assert not late.given and places.leave(rich.pop()) == [late] and late.given
 
 
 def test_places_go_to_who_holds_the_fewest_and_then_to_who_waited_longest():
@@ -90,8 +88,7 @@ def test_more_places_are_given_to_who_waits():
 def test_a_host_gets_no_more_by_inventing_keys(limit: int, keys: int):
     places = Places(limit, SHARE)
     held = [ticket for number in range(keys) for ticket in take_all(places, "rich", f"key:{number}")]
-    assert limit / 2 <= len(held) <= math.ceil(SHARE * limit)
-    assert places.ask(Client("honest")).given
+    assert limit / 2 <= len(held) <= math.ceil(SHARE * limit) and places.ask(Client("honest")).given
 
 
 def test_who_shares_a_host_with_a_greedy_client_waits_and_is_next():
@@ -100,8 +97,7 @@ def test_who_shares_a_host_with_a_greedy_client_waits_and_is_next():
     late = places.ask(Client("office", "key:late"))
     with pytest.raises(Refused):
         places.ask(Client("office", "key:greedy"))
-    assert not late.given and places.ask(Client("elsewhere")).given
-    assert places.leave(greedy.pop()) == [late]
+    assert not late.given and places.ask(Client("elsewhere")).given and places.leave(greedy.pop()) == [late]
 
 
 def test_whose_host_holds_little_is_served_before_the_invented_keys_of_another():
@@ -114,8 +110,7 @@ def test_whose_host_holds_little_is_served_before_the_invented_keys_of_another()
         except Refused:
             refused += 1
     honest = places.ask(Client("honest", "key:mine"))
-    assert refused and len(late) <= MAX_WAITING_OF_HOST
-    assert places.leave(held.pop()) == [honest]
+    assert refused and len(late) <= MAX_WAITING_OF_HOST and places.leave(held.pop()) == [honest]
 
 
 class PlacesHouse(RuleBasedStateMachine):
@@ -178,8 +173,7 @@ class PlacesHouse(RuleBasedStateMachine):
     @invariant()
     def no_place_is_lost(self) -> None:
         if hasattr(self, "places"):
-            assert self.places.taken == len(self.held)
-            assert self.places.waiting == len(self.waiting)
+            assert (self.places.taken, self.places.waiting) == (len(self.held), len(self.waiting))
             free = self.places.limit - self.places.taken
             for ticket in self.waiting if free > 0 else ():
                 of_host = sum(held.client.host == ticket.client.host for held in self.held)

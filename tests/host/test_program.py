@@ -43,8 +43,7 @@ def test_a_server_is_forked_and_ends_as_one_that_is_not(tmp_path: Path) -> None:
         server.wait_ready()
         assert isinstance(server.process, ForkedProcess)
         os.kill(server.pid, signal.SIGKILL)
-        assert server.wait() == -signal.SIGKILL
-        assert server.process.poll() == -signal.SIGKILL
+        assert (server.wait(), server.process.poll()) == (-signal.SIGKILL, -signal.SIGKILL)
         server.process.send_signal(signal.SIGTERM)
 
 
@@ -162,8 +161,7 @@ def test_a_forked_program_has_no_file_of_its_fork_server(root: ForkServer, tmp_p
         theirs = {target for _, target in open_files(fork_server) if target.startswith("socket:")}
         targets = {target for _, target in open_files(server.pid)}
     assert len(theirs) >= 3, "a connection to the root, one to this process, and the listener"
-    assert not theirs & targets
-    assert not [target for target in targets if "memfd" in target]
+    assert not theirs & targets and not [target for target in targets if "memfd" in target]
 
 
 def test_workers_in_other_surroundings_start_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

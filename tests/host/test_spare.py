@@ -53,8 +53,7 @@ async def test_a_server_goes_on_when_everything_fails_that_it_can_do_without(err
         await serves(server)
         assert "omnistage_stage_inflight" in visit(server)
         server.terminate()
-        assert server.wait() == 0
-        assert "server.stopped" in {told["event"] for told in events(server)}
+        assert server.wait() == 0 and "server.stopped" in {told["event"] for told in events(server)}
 
 
 async def test_a_server_without_a_descriptor_when_its_memory_is_settled_lives_and_serves(tmp_path: Path):

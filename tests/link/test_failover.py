@@ -4,35 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 
-from helpers.link import (
-    ENDED,
-    Behaviour,
-    Context,
-    LinkListener,
-    bare_peer,
-    chunk,
-    chunks_of,
-    codes_of,
-    failovers_of,
-    hear,
-    heard,
-    link_by,
-    listen,
-    opening,
-    route_to,
-    say,
-    says,
-)
+from helpers import link as links
+from helpers.link import ENDED, Context, bare_peer, chunk, codes_of, hear, heard, link_by, listen, opening, route_to, say, says
 from helpers.run import PLENTY
 from omnistage.connector.arena import Arena
 from omnistage.connector.transport import Receiver, Sender
-from omnistage.link.link import MAX_LOSSES, MAX_LOSSES_IN_A_ROW
+from omnistage.link.link import MAX_LOSSES, MAX_LOSSES_IN_A_ROW, Link
 from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, stage_pb2
 from omnistage.wire.chunks import Output
@@ -49,7 +34,7 @@ def ended(reason: str) -> stage_pb2.RunResponse:
 class Attempts:
     """The Opens that a peer got, and the peer's behaviour for each of them in turn; the last behaviour is repeated."""
 
-    def __init__(self, *behaviours: Behaviour) -> None:
+    def __init__(self, *behaviours: links.Behaviour) -> None:
         self._behaviours = behaviours
         self.requests: list[stage_pb2.Open] = []
 
@@ -58,7 +43,7 @@ class Attempts:
         await self._behaviours[min(len(self.requests), len(self._behaviours)) - 1](request, context)
 
 
-def goes_on(total: int, end: bool = True) -> Behaviour:
+def goes_on(total: int, end: bool = True) -> links.Behaviour:
     """Send the missing frames up to `total`; without `end`, break off then."""
 
     async def behave(request: stage_pb2.Open, context: Context) -> None:
@@ -71,6 +56,32 @@ def goes_on(total: int, end: bool = True) -> Behaviour:
     return behave
 
 
+def tells(*messages: stage_pb2.RunResponse) -> links.Behaviour:
+    """Send these and wait for the end of the call."""
+
+    async def behave(request: stage_pb2.Open, context: Context) -> None:
+        await say(context, *messages)
+        await listen(context)
+
+    return behave
+
+
+@asynccontextmanager
+async def linked(
+    peer: links.Behaviour,
+    request: stage_pb2.Open | None = None,
+    *,
+    places_anew: bool = False,
+    behind: Sequence[stage_pb2.Hop] = (),
+    **options: Any,
+) -> AsyncIterator[Link]:
+    """An open link to a peer. options: of the link."""
+    request = request or opening(checkpoints=["codes"])
+    async with bare_peer(peer) as address, link_by(route_to(address, places_anew=places_anew, behind=behind), request, **options) as link:
+        await link.open()
+        yield link
+
+
 async def test_credit_counts_the_chunks_of_the_new_stream():
     seen: list[stage_pb2.RunRequest] = []
 
@@ -81,9 +92,8 @@ async def test_credit_counts_the_chunks_of_the_new_stream():
         await listen(context)
 
     peer = Attempts(goes_on(3, end=False), takes_credit)
-    async with bare_peer(peer) as address, link_by(route_to(address), opening(credits=4, checkpoints=["codes"])) as link:
-        await link.open()
-        listener = LinkListener(link)
+    async with linked(peer, opening(credits=4, checkpoints=["codes"])) as link:
+        listener = links.LinkListener(link)
         await listener.chunks("codes", 4)
         await link.grant("codes", 5)
         assert len(codes_of(await listener.finish())) == 5
@@ -95,8 +105,7 @@ async def test_credit_of_a_link_that_itself_goes_on_counts_from_its_own_beginnin
     """The caller's earlier credit was granted on another link."""
     resume = stage_pb2.Resume(positions=[stage_pb2.Position(port="codes", seq=10, first=10)])
     peer = Attempts(goes_on(13, end=False), goes_on(14))
-    async with bare_peer(peer) as address, link_by(route_to(address), opening(credits=6, resume=resume)) as link:
-        await link.open()
+    async with linked(peer, opening(credits=6, resume=resume)) as link:
         events = await hear(link)
         assert [event.chunk.seq for event in events if event.HasField("chunk")] == [10, 11, 12, 13]
     assert [[credit.total for credit in request.credits] for request in peer.requests] == [[6], [3]]
@@ -116,8 +125,7 @@ async def test_what_is_granted_or_interrupted_while_the_next_replica_opens_reach
         await listen(context)
 
     peer = Attempts(goes_on(2, end=False), opens_late)
-    async with bare_peer(peer) as address, link_by(route_to(address), opening(credits=2, checkpoints=["codes"])) as link:
-        await link.open()
+    async with linked(peer, opening(credits=2, checkpoints=["codes"])) as link:
         hearing = asyncio.create_task(hear(link))
         async with asyncio.timeout(30):
             await came.wait()
@@ -136,9 +144,7 @@ async def test_what_is_granted_or_interrupted_while_the_next_replica_opens_reach
 
 async def test_granting_while_credit_is_caught_up_does_no_harm():
     """A caller may name a new port at any moment, even while the link goes through the ports that it knows."""
-    peer = Attempts(goes_on(2, end=False), goes_on(3))
-    async with bare_peer(peer) as address, link_by(route_to(address), opening(credits=2, checkpoints=["codes"])) as link:
-        await link.open()
+    async with linked(Attempts(goes_on(2, end=False), goes_on(3)), opening(credits=2, checkpoints=["codes"])) as link:
 
         async def grant() -> None:
             for n in range(60):
@@ -151,8 +157,7 @@ async def test_granting_while_credit_is_caught_up_does_no_harm():
 
 
 async def test_the_number_of_ports_that_may_be_granted_is_bounded():
-    async with bare_peer(goes_on(1)) as address, link_by(route_to(address), opening()) as link:
-        await link.open()
+    async with linked(goes_on(1), opening()) as link:
         with pytest.raises(StageError, match="PROTOCOL"):
             for n in range(10_000):
                 await link.grant(f"port{n}", 1)
@@ -160,21 +165,11 @@ async def test_the_number_of_ports_that_may_be_granted_is_bounded():
 
 async def test_a_stale_reference_is_sent_again_inline(arena: Arena):
     """If something is wrong with the memory, the next stream does without it."""
-
-    async def reads_late(request: stage_pb2.Open, context: Context) -> None:
-        await say(context, OPENED, ended("STALE_REFERENCE"))
-        await listen(context)
-
-    peer = Attempts(reads_late, goes_on(1))
-    async with (
-        bare_peer(peer) as address,
-        link_by(route_to(address), opening(checkpoints=["codes"]), sender=lambda: Sender(arena, inline_limit=0)) as link,
-    ):
-        await link.open()
+    peer = Attempts(tells(OPENED, ended("STALE_REFERENCE")), goes_on(1))
+    async with linked(peer, sender=lambda: Sender(arena, inline_limit=0)) as link:
         await link.feed.send(Output("hidden", 1, ROWS[:1]))
         assert codes_of(await hear(link)) == [0]
-    assert [bool(request.offers) for request in peer.requests] == [True, False]
-    assert arena.leases == 0
+    assert ([bool(request.offers) for request in peer.requests], arena.leases) == ([True, False], 0)
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL, grpc.StatusCode.RESOURCE_EXHAUSTED])
@@ -191,43 +186,28 @@ async def test_a_call_that_ends_without_a_word_is_a_loss_whatever_its_status(cod
     peer = Attempts(reads_and_leaves, goes_on(3))
     patient = Arena.create(max_bytes=1 << 22, segment_bytes=1 << 18, grace_s=600.0)
     assert patient is not None
-    async with (
-        bare_peer(peer) as address,
-        link_by(route_to(address), opening(checkpoints=["codes"]), sender=lambda: Sender(patient, inline_limit=0)) as link,
-    ):
-        await link.open()
+    async with linked(peer, sender=lambda: Sender(patient, inline_limit=0)) as link:
         await link.feed.send(Output("hidden", 1, ROWS[:1]))
         events = await hear(link)
-        assert codes_of(events) == [0, 1, 2] and len(failovers_of(events)) == 1
+        assert codes_of(events) == [0, 1, 2] and len(links.failovers_of(events)) == 1
     assert patient.leases == 1
     patient.close()
 
 
 @pytest.mark.parametrize("reason", ["REPLAY_EXPIRED", "DRAINING"])
 async def test_a_session_that_its_stage_gives_up_is_opened_again(reason: str):
-    async def gives_up(request: stage_pb2.Open, context: Context) -> None:
-        await say(context, OPENED, chunk(0), chunk(1), ended(reason))
-        await listen(context)
-
-    peer = Attempts(gives_up, goes_on(4))
-    async with bare_peer(peer) as address, link_by(route_to(address), opening(checkpoints=["codes"])) as link:
-        await link.open()
+    peer = Attempts(tells(OPENED, chunk(0), chunk(1), ended(reason)), goes_on(4))
+    async with linked(peer) as link:
         events = await hear(link)
-        assert codes_of(events) == [0, 1, 2, 3]
-        assert len(failovers_of(events)) == 1
+        assert (codes_of(events), len(links.failovers_of(events))) == ([0, 1, 2, 3], 1)
     (history,) = peer.requests[1].resume.history
     assert (list(history.codes.codes), history.count, history.first) == ([0, 1], 2, 0)
 
 
 @pytest.mark.parametrize("places_anew", [True, False])
 async def test_a_stage_behind_that_is_lost_is_placed_anew_only_by_who_can(places_anew: bool):
-    async def loses(request: stage_pb2.Open, context: Context) -> None:
-        await say(context, OPENED, chunk(0), ended("STAGE_LOST"))
-        await listen(context)
-
-    peer = Attempts(loses, goes_on(2))
-    async with bare_peer(peer) as address, link_by(route_to(address, places_anew=places_anew), opening(checkpoints=["codes"])) as link:
-        await link.open()
+    peer = Attempts(tells(OPENED, chunk(0), ended("STAGE_LOST")), goes_on(2))
+    async with linked(peer, places_anew=places_anew) as link:
         if places_anew:
             assert codes_of(await hear(link)) == [0, 1]
         else:
@@ -240,13 +220,8 @@ async def test_a_stage_behind_that_is_lost_is_placed_anew_only_by_who_can(places
     "reason", ["BAD_REQUEST", "PROTOCOL", "CREDIT_EXCEEDED", "HALF_CLOSED", "DEADLINE", "SUPERSEDED", "OVERLOADED", ""]
 )
 async def test_other_ends_are_not_repeated(reason: str):
-    async def gives_up(request: stage_pb2.Open, context: Context) -> None:
-        await say(context, OPENED, chunk(0), ended(reason))
-        await listen(context)
-
-    peer = Attempts(gives_up)
-    async with bare_peer(peer) as address, link_by(route_to(address, places_anew=True), opening(checkpoints=["codes"])) as link:
-        await link.open()
+    peer = Attempts(tells(OPENED, chunk(0), ended(reason)))
+    async with linked(peer, places_anew=True) as link:
         with pytest.raises(StageError) as raised:
             await hear(link)
         assert (raised.value.reason, len(peer.requests)) == (reason, 1)
@@ -259,10 +234,9 @@ async def test_a_loss_after_every_port_ended_is_no_loss():
 
     peer = Attempts(ends_and_dies)
     request = opening(credits={"audio": 1}, checkpoints=["codes"])
-    async with bare_peer(peer) as address, link_by(route_to(address), request) as link:
-        await link.open()
+    async with linked(peer, request) as link:
         events = await hear(link)
-        assert codes_of(events) == [0] and not failovers_of(events) and len(peer.requests) == 1
+        assert codes_of(events) == [0] and not links.failovers_of(events) and len(peer.requests) == 1
 
 
 async def test_a_loss_before_a_port_of_a_later_hop_began_is_one():
@@ -273,24 +247,19 @@ async def test_a_loss_before_a_port_of_a_later_hop_began_is_one():
         assert (await heard(context)).credit.port == "audio"
         await say(context, chunk(0, last=True))
 
-    async def sings(request: stage_pb2.Open, context: Context) -> None:
-        await say(context, OPENED, stage_pb2.RunResponse(chunk=chunk_pb2.Chunk(port="audio", last=True)), ENDED)
-        await listen(context)
-
+    sings = tells(OPENED, stage_pb2.RunResponse(chunk=chunk_pb2.Chunk(port="audio", last=True)), ENDED)
     peer = Attempts(ends_codes_and_dies, sings)
-    async with bare_peer(peer) as address, link_by(route_to(address), opening(credits={}, checkpoints=["codes"])) as link:
-        await link.open()
+    async with linked(peer, opening(credits={}, checkpoints=["codes"])) as link:
         await link.grant("audio", 3)
         events = await hear(link)
-        assert [part.last for part in chunks_of(events, "audio")] == [True]
+        assert [part.last for part in links.chunks_of(events, "audio")] == [True]
     assert [(position.port, position.ended) for position in peer.requests[1].resume.positions] == [("codes", True)]
 
 
 async def test_a_session_that_kills_its_replicas_ends():
     """No chunk comes between the losses."""
     peer = Attempts(says(OPENED))
-    async with bare_peer(peer) as address, link_by(route_to(address), opening(checkpoints=["codes"])) as link:
-        await link.open()
+    async with linked(peer) as link:
         with pytest.raises(StageError, match="STAGE_LOST"):
             await hear(link)
     assert len(peer.requests) == 1 + MAX_LOSSES_IN_A_ROW
@@ -301,9 +270,8 @@ async def test_a_session_that_kills_its_replicas_slowly_ends_too():
         await say(context, OPENED, chunk(sum(position.seq for position in request.resume.positions)))
 
     peer = Attempts(one_more)
-    async with bare_peer(peer) as address, link_by(route_to(address), opening(checkpoints=["codes"])) as link:
-        await link.open()
-        listener = LinkListener(link)
+    async with linked(peer) as link:
+        listener = links.LinkListener(link)
         with pytest.raises(StageError, match="STAGE_LOST"):
             await listener.finish()
         assert codes_of(listener.heard) == list(range(1 + MAX_LOSSES))
@@ -322,17 +290,15 @@ async def test_a_replica_that_was_lost_is_asked_last():
             await link.open()
             events = await hear(link)
         assert codes_of(events) == [0, 1, 2, 3, 4, 5]
-        assert [failover.replica for failover in failovers_of(events)] == [two, three, one, two, three]
+        assert [failover.replica for failover in links.failovers_of(events)] == [two, three, one, two, three]
 
 
 async def test_another_revision_may_answer_until_something_is_out():
     hops = [stage_pb2.Hop(kind=stage_pb2.STAGE_KIND_CODE2WAV, checkpoints=["words"])]
     two = stage_pb2.RunResponse(opened=stage_pb2.Opened(revisions=["7", "8"]))
     peer = Attempts(says(two), says(two, chunk(0)), says(two, chunk(1, last=True), ENDED))
-    async with bare_peer(peer) as address, link_by(route_to(address, behind=hops), opening(checkpoints=["codes"])) as link:
-        await link.open()
-        assert codes_of(await hear(link)) == [0, 1]
-        assert list(link.revisions) == ["7", "8"]
+    async with linked(peer, behind=hops) as link:
+        assert (codes_of(await hear(link)), list(link.revisions)) == ([0, 1], ["7", "8"])
     assert [request.revision for request in peer.requests] == ["", "", "7"]
     assert [request.route[0].revision for request in peer.requests] == ["", "", "8"]
 
@@ -362,8 +328,7 @@ async def test_input_is_replayed_from_the_keep():
         await say(context, chunk(1, last=True), ENDED)
         await listen(context)
 
-    async with bare_peer(Attempts(keeps, takes)) as address, link_by(route_to(address), opening(checkpoints=["codes"])) as link:
-        await link.open()
+    async with linked(Attempts(keeps, takes)) as link:
         for n in range(3):
             await link.feed.send(Output("hidden", 1, ROWS[n : n + 1]))
         assert codes_of(await hear(link)) == [0, 1]
@@ -382,8 +347,7 @@ async def test_a_sender_in_the_middle_of_a_write_survives_the_end_of_its_stream(
         await asyncio.sleep(0.5)
 
     wide = np.zeros((64, 65536), np.float32)
-    async with bare_peer(breaks_a_rule) as address, link_by(route_to(address), opening(checkpoints=["codes"]), max_unsent=1000) as link:
-        await link.open()
+    async with linked(breaks_a_rule, max_unsent=1000) as link:
         sending = asyncio.create_task(link.feed.send(Output("hidden", len(wide), wide)))
         assert not (await asyncio.wait({sending}, timeout=0.5))[0], "the write did not wait"
         go_on.set()
@@ -403,7 +367,7 @@ async def test_a_deaf_address_is_left_for_the_next(monkeypatch: pytest.MonkeyPat
                 await link.open()
                 events = await hear(link)
             assert codes_of(events) == [0, 1]
-            assert [failover.replica for failover in failovers_of(events)] == [third]
+            assert [failover.replica for failover in links.failovers_of(events)] == [third]
 
 
 async def test_the_search_for_a_replica_has_an_end_however_many_do_not_answer(monkeypatch: pytest.MonkeyPatch):
@@ -428,8 +392,6 @@ async def test_a_deadline_in_the_middle_of_a_failover_is_no_loss():
     async def waits(request: stage_pb2.Open, context: Context) -> None:
         await listen(context)
 
-    peer = Attempts(goes_on(1, end=False), waits)
-    async with bare_peer(peer) as address, link_by(route_to(address), opening(checkpoints=["codes"]), within_s=3.0) as link:
-        await link.open()
+    async with linked(Attempts(goes_on(1, end=False), waits), within_s=3.0) as link:
         with pytest.raises(StageError, match="DEADLINE"):
             await hear(link)

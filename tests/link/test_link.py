@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.link import Behaviour, Context, abort, bare_peer, codes_of, hear, link_by, listen, opening, route_to, say, says, silence
+from helpers import link as links
+from helpers.link import ENDED, Behaviour, Context, bare_peer, codes_of, hear, link_by, listen, opening, route_to, say, says
 from helpers.run import PLENTY, params
 from helpers.servers import all_free, local_stage, toy_logic, watch_until
 from omnistage.connector.arena import Arena
@@ -37,8 +38,7 @@ async def test_a_session_from_open_to_the_end():
         await link.feed.send(Output("hidden", 3, ROWS[:3]))
         await link.feed.send(Output("hidden", 5, ROWS[3:], last=True))
         events = await hear(link)
-        assert codes_of(events) == formulas.frames(ROWS).ravel().tolist()
-        assert events[-1].HasField("report")
+        assert codes_of(events) == formulas.frames(ROWS).ravel().tolist() and events[-1].HasField("report")
         await all_free([talker.address])
 
 
@@ -173,7 +173,7 @@ CHUNK = stage_pb2.RunResponse(chunk=chunk_pb2.Chunk(port="codes"))
     ("behave", "reason"),
     [
         (says(), "STAGE_LOST"),
-        (abort, "STAGE_LOST"),
+        (links.abort, "STAGE_LOST"),
         (says(CHUNK), "PROTOCOL"),
         (says(b"\xff\xff\xff"), "PROTOCOL"),
         (says(stage_pb2.RunResponse()), "PROTOCOL"),
@@ -214,7 +214,7 @@ async def test_a_session_with_a_peer_that_breaks_off(behave: Behaviour, reason: 
 
 async def test_ended_well_counts_even_when_the_peer_does_not_wait_for_the_half_close():
     for _ in range(20):
-        async with bare_peer(says(OPENED, CHUNK, stage_pb2.RunResponse(ended=stage_pb2.Ended()))) as address, link_to(address) as link:
+        async with bare_peer(says(OPENED, CHUNK, ENDED)) as address, link_to(address) as link:
             await link.open()
             assert len(await hear(link)) == 1
 
@@ -222,14 +222,14 @@ async def test_ended_well_counts_even_when_the_peer_does_not_wait_for_the_half_c
 async def test_events_of_a_newer_stage_are_ignored():
     unknown = b"\xf2\x06\x03new"  # field 110, length-delimited
     keep = stage_pb2.RunResponse(keep=stage_pb2.Keep(port="hidden", first=3))
-    peer = says(OPENED, unknown, keep, CHUNK, stage_pb2.RunResponse(ended=stage_pb2.Ended()))
+    peer = says(OPENED, unknown, keep, CHUNK, ENDED)
     async with bare_peer(peer) as address, link_to(address) as link:
         await link.open()
         assert [event.WhichOneof("event") for event in await hear(link)] == ["chunk"]
 
 
 async def test_a_deadline_is_not_a_loss():
-    async with bare_peer(silence) as address, link_to(address, within_s=0.3) as link:
+    async with bare_peer(links.silence) as address, link_to(address, within_s=0.3) as link:
         with pytest.raises(StageError, match="DEADLINE"):
             await link.open()
 
@@ -252,3 +252,20 @@ async def test_a_peer_that_accepts_and_says_nothing_is_given_up_in_time(monkeypa
             async with asyncio.timeout(10):
                 await link.open()
             assert link.address == talker.address
+
+
+@pytest.mark.parametrize("unwanted", [["hidden"], []])
+async def test_a_stage_that_is_lost_when_only_unwanted_ports_are_left(unwanted: list[str]):
+    """The caller grants credit for the port all the same, for stages that do not know of unwanted ports."""
+    text = chunk_pb2.TextChunk(text="all", token_ids=[1], finish_reason=chunk_pb2.FINISH_REASON_STOP)
+    whole = stage_pb2.RunResponse(chunk=chunk_pb2.Chunk(port="text", count=1, last=True, text=text))
+    request = opening("thinker", checkpoints=["text"], unwanted=unwanted)
+    async with (
+        bare_peer(says(OPENED, whole)) as one,
+        bare_peer(says(OPENED, ENDED)) as other,
+        link_by(route_to(one, other, kind="thinker"), request) as link,
+    ):
+        await link.open()
+        events = await hear(link)
+    assert [event.chunk.text.text for event in events if event.HasField("chunk")] == ["all"]
+    assert len(links.failovers_of(events)) == (0 if unwanted else 1)

@@ -13,22 +13,8 @@ import pytest
 
 from helpers.servers import local_stage, toy_logic
 from helpers.waiting import until
-from omnistage.link.channels import (
-    BURST,
-    GAPS,
-    HESITATION,
-    LATE_S,
-    LONGEST,
-    PERIODS,
-    SHARE,
-    SILENCE,
-    TICK_S,
-    Channels,
-    Hedges,
-    Pulse,
-    Pulses,
-    Rhythm,
-)
+from omnistage.link import channels as pulse_rules
+from omnistage.link.channels import HESITATION, SILENCE, TICK_S, Channels, Hedges, Pulse, Pulses, Rhythm
 from omnistage.v1 import stage_pb2, stage_pb2_grpc
 from omnistage.wire.channel import Credentials, server_options
 
@@ -57,7 +43,7 @@ def test_an_open_is_asked_elsewhere_after_three_tenths_of_a_second() -> None:
 def test_a_slow_peer_shows_it_before_it_can_be_taken_for_dead() -> None:
     rhythm = Rhythm()
     gap(rhythm, SILENCE - 3)
-    assert rhythm.silence == min(GAPS * (SILENCE - 3), LONGEST) > SILENCE
+    assert rhythm.silence == min(pulse_rules.GAPS * (SILENCE - 3), pulse_rules.LONGEST) > SILENCE
     for _ in range(2000):
         gap(rhythm, 1)
     assert rhythm.silence == SILENCE, "what was long ago counts no more"
@@ -67,14 +53,14 @@ def test_a_slow_peer_shows_it_before_it_can_be_taken_for_dead() -> None:
 def test_a_peer_that_states_an_impossible_period_is_given_up_like_an_old_one_at_the_latest(period_s: float) -> None:
     rhythm = Rhythm()
     gap(rhythm, 1, period_s)
-    assert SILENCE <= rhythm.silence <= PERIODS * SILENCE
+    assert SILENCE <= rhythm.silence <= pulse_rules.PERIODS * SILENCE
 
 
 def test_the_patience_with_a_slow_peer_has_an_end() -> None:
     rhythm = Rhythm()
     for ticks in (8, 20, 29, 29):
         gap(rhythm, ticks)
-    assert rhythm.silence == LONGEST
+    assert rhythm.silence == pulse_rules.LONGEST
 
 
 def test_what_a_silent_peer_slept_is_no_gap_of_its_rhythm() -> None:
@@ -87,7 +73,7 @@ def test_what_a_silent_peer_slept_is_no_gap_of_its_rhythm() -> None:
 def test_an_older_peer_that_beats_once_a_second_is_not_judged_by_tenths() -> None:
     rhythm = Rhythm()
     gap(rhythm, 1, period_s=1.0)
-    assert (rhythm.hesitation, rhythm.silence) == (10 + HESITATION, PERIODS * 10)
+    assert (rhythm.hesitation, rhythm.silence) == (10 + HESITATION, pulse_rules.PERIODS * 10)
 
 
 def test_at_most_one_open_in_twenty_is_hedged_but_for_a_few_at_once() -> None:
@@ -96,8 +82,9 @@ def test_at_most_one_open_in_twenty_is_hedged_but_for_a_few_at_once() -> None:
     for _ in range(1000):
         hedges.count_open()
         taken += hedges.take()
-    assert taken == BURST + 1000 * SHARE - 1 or taken == BURST + 1000 * SHARE
-    assert not hedges.take()
+    assert (
+        taken == pulse_rules.BURST + 1000 * pulse_rules.SHARE - 1 or taken == pulse_rules.BURST + 1000 * pulse_rules.SHARE
+    ) and not hedges.take()
 
 
 class Beating:
@@ -270,8 +257,7 @@ async def test_nothing_is_listened_to_when_the_last_stream_has_left(monkeypatch:
         await until(lambda: stage.watches == 1 and stage.beats.empty())
         attendance.leave()
         await asyncio.wait({pulse.listening}, timeout=30)
-        assert pulse.listening.cancelled()
-        assert pulses.of(address) is not pulse
+        assert pulse.listening.cancelled() and pulses.of(address) is not pulse
 
 
 async def test_a_real_stage_keeps_the_period_that_it_is_asked_for() -> None:
@@ -283,8 +269,7 @@ async def test_a_real_stage_keeps_the_period_that_it_is_asked_for() -> None:
                 request.period.FromMilliseconds(asked_ms)
             watch = stub.Watch(request, timeout=30)
             report = await watch.read()
-            assert isinstance(report, stage_pb2.WatchResponse)
-            assert report.period.ToMilliseconds() == kept_ms
+            assert isinstance(report, stage_pb2.WatchResponse) and report.period.ToMilliseconds() == kept_ms
             watch.cancel()
 
 
@@ -301,12 +286,12 @@ async def test_a_listener_that_comes_late_counts_one_tick_and_reads_first() -> N
             await go_on.wait()
         await asyncio.sleep(0)
         if seconds == TICK_S:
-            time.sleep(TICK_S + 2 * LATE_S)  # noqa: ASYNC251
+            time.sleep(TICK_S + 2 * pulse_rules.LATE_S)  # noqa: ASYNC251
 
     async with beating(stage) as (_, address), Channels(Credentials()) as channels:
         pulses = Pulses(channels.get, sleep=sleep)
         pulse = pulses.of(address)
         pulse.attend(told.append)
         await until(lambda: len(slept) == 3)
-        assert (slept, pulse.ticks) == ([TICK_S, LATE_S, TICK_S], 1)
+        assert (slept, pulse.ticks) == ([TICK_S, pulse_rules.LATE_S, TICK_S], 1)
         await pulses.close()

@@ -83,8 +83,7 @@ class Log(RuleBasedStateMachine):
         try:
             self.log.restart(self.first + needed)
         except ReplayExpired as expired:
-            assert start < self.cut_to
-            assert expired.metadata == {"port": "text"}
+            assert start < self.cut_to and expired.metadata == {"port": "text"}
             self.begin(self.first)  # A caller that gets this error gives the link up.
             return
         assert start >= self.cut_to
@@ -167,8 +166,7 @@ def test_a_tensor_in_parts_is_sent_as_credit_comes_and_from_its_beginning_to_the
     rows = np.arange(3 * PART_BYTES // 4, dtype=np.float32).reshape(3, -1)
     log = InputLog("hidden")
     log.add(Output("hidden", 3, rows, last=True), NOWHERE)
-    assert [chunk.count for chunk in everything(log, credit=2)] == [0, 0]
-    assert log.unsent == 0
+    assert ([chunk.count for chunk in everything(log, credit=2)], log.unsent) == ([0, 0], 0)
     assert [(chunk.seq, chunk.count, chunk.last) for chunk in everything(log, credit=3)] == [(2, 3, True)]
     log.restart(0)
     assert [chunk.tensor.inline.offset for chunk in everything(log, credit=1)] == [0]
@@ -237,8 +235,7 @@ def test_an_account_is_what_came(steps: list[tuple[str, int, bool]], moves: list
                 with pytest.raises(StageError, match="PROTOCOL"):
                     account.accept(chunk_pb2.Chunk(port=port, seq=wrong, first=source.first))
     begun = {port: source for port, source in sources.items() if source.seq}
-    assert account.complete == all(source.ended for source in sources.values())
-    assert account.empty == (not begun)
+    assert (account.complete, account.empty) == (all(source.ended for source in sources.values()), not begun)
     assert {port: account.earlier(port) for port in PORTS} == {port: on_link[port] - on_stream[port] for port in PORTS}
     resume = account.resume()
     assert {p.port: (p.seq, p.first, p.ended) for p in resume.positions} == {
@@ -264,8 +261,7 @@ def test_merging_is_the_same_in_one_go_or_several(port: str, cuts: Sequence[int]
     begun = chunks[:half]
     merge_chunks(begun)
     begun.extend(chunks[half:])
-    assert merge_chunks(begun) == expected
-    assert merge_chunks([]) is None
+    assert merge_chunks(begun) == expected and merge_chunks([]) is None
 
 
 def test_a_port_that_the_caller_waits_for_is_not_complete_before_it_began():

@@ -34,7 +34,7 @@ from helpers.fleet import Fleet, fleet
 from helpers.servers import CHAIN, omni_stub
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import png
-from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
+from omnistage.v1 import omni_pb2, stage_pb2
 
 TOKENS = 150
 LONG = {"max_tokens": TOKENS, "ignore_eos": True}
@@ -69,47 +69,6 @@ async def test_a_stage_is_killed(toys: Fleet, kind: str, moment: str, seed: int)
         print(f"{kind}, {moment}: replaced in {answer.failovers[0].pause.ToMilliseconds()} ms")
 
 
-@lengths.long_form(
-    "stage/test_resampling.py::test_a_stage_goes_on_at_any_sample",
-    "stage/test_resampling.py::test_it_is_soxr_of_the_whole",
-    "link/test_chain.py::test_a_code2wav_is_killed_and_the_next_one_gets_the_window_that_it_needs",
-)
-@lengths.one_or_all("rate", ["8000", "16000", "44100"])
-async def test_sound_at_another_rate_goes_on_after_a_kill(toys: Fleet, rate: str, seed: int) -> None:
-    """The samples before the conversion have to be there again, with those around them: the result has the same samples as undisturbed, and
-    the same as soxr."""
-    rate_hz = int(lengths.draw(rate, ["8000", "16000", "44100"], seed))
-    soxr = pytest.importorskip("soxr", reason="the models extra is not installed")
-    code2wav = stage_pb2.Code2WavParams(sample_rate_hz=rate_hz, encoding=chunk_pb2.AUDIO_ENCODING_FLOAT32)
-    asked = request("hello", seed, thinker=LONG, code2wav=code2wav)
-
-    async with disturbed(toys) as stub:
-        answers = [await ask_through(stub, asked), await ask_through(stub, asked, kill_when(MOMENTS["in mid speech"], toys, "code2wav"))]
-        for answer in answers:
-            answer.check_whole()
-            assert {chunk.audio.sample_rate_hz for chunk in answer.of("audio") if chunk.count} == {rate_hz}
-        quiet, killed = (np.frombuffer(b"".join(chunk.audio.data for chunk in answer.of("audio")), "<f4") for answer in answers)
-        assert np.array_equal(quiet, killed)
-        assert np.abs(killed - soxr.resample(formulas.audio(seed, "hello", TOKENS)[:, 0], 24000, rate_hz, "VHQ")).max() < 1e-5
-        assert [failover.kind for failover in answers[1].failovers] == [stage_pb2.STAGE_KIND_CODE2WAV]
-
-
-@lengths.long_form(
-    "link/test_chain.py::test_every_replica_is_lost_in_turn_and_each_item_comes_once",
-    "system/test_resume.py::test_a_second_kill_hits_the_resume",
-)
-@lengths.one_or_all("kind", CHAIN)
-async def test_a_stage_is_killed_and_then_the_one_that_replaced_it(toys: Fleet, kind: str, seed: int) -> None:
-    kind = lengths.draw(kind, CHAIN, seed)
-
-    async with disturbed(toys) as stub:
-        answer = await ask_through(
-            stub, request("hello", seed, thinker=LONG), kill_when(text_chunks(5), toys, kind), kill_when(text_chunks(25), toys, kind)
-        )
-        answer.check_toy(seed, "hello", TOKENS)
-        assert len(answer.failovers) == 2
-
-
 @lengths.one_or_all("pair", PAIRS)
 async def test_a_second_kill_hits_the_resume(toys: Fleet, pair: str, seed: int) -> None:
     """Another stage that has the session, or another replica of the same kind, which may just be taking it over."""
@@ -129,24 +88,6 @@ async def test_a_second_kill_hits_the_resume(toys: Fleet, pair: str, seed: int) 
         answer.check_toy(seed, "hello", TOKENS)
         assert answer.failovers
         print(moment, [(failover.lost, failover.pause.ToMilliseconds()) for failover in answer.failovers])
-
-
-@lengths.long_form(
-    "link/test_chain.py::test_a_stage_of_each_kind_is_killed_one_after_the_other",
-    "link/test_chain.py::test_tensors_in_shared_memory_are_sent_again_and_all_free_in_the_end",
-)
-async def test_a_thinker_is_lost_and_then_a_talker(toys: Fleet, seed: int) -> None:
-    """The second Talker has never seen the memory of the first Thinker, from which the answer began."""
-    lost = []
-
-    async with disturbed(toys) as stub:
-        steps = [
-            kill_when(text_chunks(10), toys, "thinker", lost),
-            kill_when(lambda answer: text_chunks(30)(answer) and bool(answer.failovers), toys, "talker", lost),
-        ]
-        answer = await ask_through(stub, request("hello", seed, thinker=LONG), *steps)
-        answer.check_toy(seed, "hello", TOKENS)
-        assert [failover.lost for failover in answer.failovers] == lost
 
 
 @lengths.long_form(
@@ -188,3 +129,27 @@ async def test_a_diffusion_is_killed(tmp_path: Path, steps_done: str, seed: int)
                 assert [chunk.seq for chunk in chunks] == list(range(len(chunks))) and chunks[-1].last
             await restore(running, stub)
             await nothing_left(running)
+
+
+THINKS = 60
+"""Tokens of a thought."""
+
+
+async def test_a_thinker_is_killed_while_it_thinks(tmp_path: Path, seed: int) -> None:
+    """Thought and answer go on, and what is heard is the answer alone."""
+    lost = list[str]()
+
+    with fleet(tmp_path, replicas=2, options=SLOW, options_of={"thinker": {"thinks": THINKS}}) as thinking:
+        async with disturbed(thinking, alike=False) as stub:
+            asked = request("hello", seed, thinker=LONG)
+            answer = await ask_through(stub, asked, kill_when(text_chunks(5), thinking, "thinker", lost))
+    answer.check_whole()
+    assert [failover.lost for failover in answer.failovers] == lost
+    said = [chunk for chunk in answer.of("text") if not chunk.text.HasField("thought")]
+    thought = [chunk for chunk in answer.of("text") if chunk.text.HasField("thought")]
+    whole = formulas.text(seed, "hello", TOKENS)
+    assert sum(chunk.count for chunk in thought) == THINKS
+    assert "".join(chunk.text.thought for chunk in thought) + answer.text() == whole
+    assert answer.text() == "".join(chunk.text.text for chunk in said) == whole.removeprefix(formulas.text(seed, "hello", THINKS))
+    first = THINKS * formulas.FRAMES_PER_ROW * formulas.SAMPLES_PER_FRAME
+    np.testing.assert_array_equal(answer.samples(), formulas.audio(seed, "hello", TOKENS)[first:, 0] * 32768)

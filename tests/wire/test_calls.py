@@ -1,4 +1,4 @@
-"""Calls whose clients leave while the last message is written to them."""
+"""Calls whose clients leave while the last message is written to them, their limits of time, and the ends of connections."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import random
+import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
@@ -20,12 +21,14 @@ from helpers import lengths
 from helpers.ask import request
 from helpers.chain import addresses_of
 from helpers.converse import ConverseStream
+from helpers.ports import take_address
 from helpers.run import RunStream, open_of, params
 from helpers.servers import Local, all_free, local_chain, local_router, local_stage, omni_stub, stage_stub, toy_logic
 from helpers.waiting import until
 from omnistage.v1 import omni_pb2, stage_pb2
 from omnistage.wire import calls
-from omnistage.wire.calls import as_stream, write
+from omnistage.wire.calls import as_stream, within, write
+from omnistage.wire.channel import ConnectionWatch, client_options, connect, server_options
 from omnistage.wire.errors import StageError
 from omnistage.wire.token import Token
 
@@ -163,8 +166,7 @@ async def test_a_call_whose_first_write_is_given_up_still_ends(end: str) -> None
                 heard = []
                 with suppress(grpc.aio.AioRpcError):
                     heard = [message async for message in call]
-                assert await call.code() == ENDS[end]
-                assert end != "write" or heard == [b"first", b"second"]
+                assert await call.code() == ENDS[end] and (end != "write" or heard == [b"first", b"second"])
 
 
 class _Ending(grpc.aio.ServerInterceptor):
@@ -251,8 +253,7 @@ async def test_a_write_that_finds_no_caller_ends_a_session_and_is_no_bug(tokens:
     with structlog.testing.capture_logs() as logs:
         async with local_stage(toy_logic("thinker"), interceptors=[leaving]) as stage, running(stage, tokens):
             await until(lambda: ended(stage, "omnistage_stage_sessions_total"))
-            assert ended(stage, "omnistage_stage_sessions_total") == {"CANCELLED": 1}
-            assert leaving.left == 1
+            assert (ended(stage, "omnistage_stage_sessions_total"), leaving.left) == ({"CANCELLED": 1}, 1)
     check_no_bug(logs, caplog)
 
 
@@ -316,3 +317,117 @@ def ended(server: Local, metric: str) -> dict[str, float]:
     """Number of sessions or requests that ended, by their reasons."""
     found = server.registry.collect()
     return {sample.labels["reason"]: sample.value for each in found for sample in each.samples if sample.name == metric and sample.value}
+
+
+class HeldRequest:
+    """An object that may be large."""
+
+
+def late() -> StageError:
+    return StageError("DEADLINE", "too late")
+
+
+async def test_what_takes_longer_ends_with_the_error_that_it_was_given() -> None:
+    with pytest.raises(StageError, match="too late"):
+        async with within(0.01, late):
+            await asyncio.Event().wait()
+    async with within(60, late):
+        await asyncio.sleep(0)
+
+
+async def test_time_in_which_the_loop_was_held_up_is_not_the_other_sides() -> None:
+    came = asyncio.Event()
+    async with within(0.4, late):
+        asyncio.get_running_loop().call_soon(time.sleep, 0.6)
+        asyncio.get_running_loop().call_later(0.7, came.set)
+        await came.wait()
+    with pytest.raises(StageError, match="too late"):
+        async with within(0.4, late):
+            asyncio.get_running_loop().call_soon(time.sleep, 0.6)
+            await asyncio.Event().wait()
+
+
+async def test_a_moment_that_was_agreed_on_stays_where_it_is() -> None:
+    came = asyncio.Event()
+    with pytest.raises(StageError, match="too late"):
+        async with within(0.4, late, counts_all=True):
+            asyncio.get_running_loop().call_soon(time.sleep, 0.6)
+            asyncio.get_running_loop().call_later(0.7, came.set)
+            await came.wait()
+
+
+async def test_a_timeout_of_something_within_is_not_taken_for_its_own() -> None:
+    with pytest.raises(TimeoutError, match="another"):
+        async with within(60, late):
+            raise TimeoutError("another")
+
+
+async def test_a_cancelled_task_stays_cancelled() -> None:
+    async def wait() -> None:
+        async with within(60, late):
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.usefixtures("collected_by_hand")
+async def test_a_task_that_ends_with_its_error_keeps_no_request() -> None:
+    async def serve(request: HeldRequest) -> None:
+        async with within(0.01, late):
+            await asyncio.Event().wait()
+
+    kept = weakref.ref(request := HeldRequest())
+    task = asyncio.create_task(serve(request))
+    del request
+    await asyncio.wait({task})
+    assert kept() is not None, "the error leads to it"
+    assert isinstance(task.exception(), StageError)
+    del task
+    assert kept() is None
+
+
+async def test_it_is_lost_when_the_server_ends_and_not_before() -> None:
+    server = grpc.aio.server(options=server_options())
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=client_options()) as channel:
+        await connect(channel, 30.0)
+        with ConnectionWatch(channel) as connection:
+            lost = connection.lost
+            assert connection.lost is lost and not connection.is_lost
+            await server.stop(0)
+            async with asyncio.timeout(30):
+                await lost
+            assert connection.is_lost
+
+
+async def test_where_there_is_none_it_is_lost() -> None:
+    async with grpc.aio.insecure_channel(take_address(), options=client_options()) as channel:
+        with ConnectionWatch(channel) as connection:
+            async with asyncio.timeout(30):
+                await connection.lost
+            assert connection.is_lost
+
+
+async def test_a_new_channel_does_not_wait_out_the_backoff_of_an_older_one() -> None:
+    """If an address was forgotten and is asked again, it is tried at once, whatever happened to an earlier channel there."""
+    address = take_address()
+    async with (
+        grpc.aio.insecure_channel(address, options=client_options()) as before,
+        grpc.aio.insecure_channel(address, options=client_options()) as after,
+    ):
+        state = before.get_state(try_to_connect=True)
+        while state is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            await before.wait_for_state_change(state)
+            state = before.get_state()
+        server = grpc.aio.server(options=server_options())
+        server.add_insecure_port(address)
+        await server.start()
+        try:
+            await connect(after, 10.0)
+        finally:
+            await server.stop(0)

@@ -34,8 +34,7 @@ def named(path: object) -> str:
 
 def test_every_field_that_repeats_or_has_a_size_is_in_the_table():
     assert {path.full_name for path in REPEATED} == COUNTS.keys()
-    assert {path.full_name for path in SIZED} == BYTES.keys()
-    assert len(REPEATED) > 50 and len(SIZED) > 10
+    assert {path.full_name for path in SIZED} == BYTES.keys() and len(REPEATED) > 50 and len(SIZED) > 10
 
 
 @pytest.mark.parametrize("path", REPEATED, ids=named)

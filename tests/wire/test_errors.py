@@ -104,5 +104,4 @@ def test_a_reason_of_a_newer_version_keeps_its_name():
 
 def test_short_forms():
     assert bad_request("thinker.stop", "too many").metadata == {"field": "thinker.stop"}
-    assert protocol_error("gap", port="codes").metadata == {"port": "codes"}
-    assert is_ok(stage_pb2.Ended())
+    assert protocol_error("gap", port="codes").metadata == {"port": "codes"} and is_ok(stage_pb2.Ended())

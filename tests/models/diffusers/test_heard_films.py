@@ -25,19 +25,20 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from helpers import lengths
-from helpers.artists import PiecesOfDrawing, draw, model_of, saved
+from helpers.artists import PiecesOfDrawing, check_refused, draw, model_of, saved
 from helpers.ask import ask
 from helpers.command import omnistage
 from helpers.gateway import local_gateway
 from helpers.moving import FILM_CHANNELS, FILM_RATE_HZ, heard_film_maker, streams_of
+from helpers.painting import pipeline_of
 from helpers.servers import all_free, family_logic, local_router, local_stage, omni_stub
 from helpers.videos import by
 from omnistage.client import Omni
-from omnistage.models.diffusers.folder import load_part, load_pipeline
+from omnistage.models.diffusers.folder import load_part
 from omnistage.models.diffusers.model import DrawnModel
 from omnistage.models.diffusers.results import WholeFilm, results_of
 from omnistage.models.diffusers.whole import WholeDrawing
-from omnistage.models.interface import BadRequest, Clip, Content, DrawRequest, Failed, Sound, StepsDone, no_inputs
+from omnistage.models.interface import Clip, Content, DrawRequest, Failed, Sound, StepsDone, no_inputs
 from omnistage.models.media.film_file import FilmWriter, Track, film_kind
 from omnistage.models.reports import LoadError
 from omnistage.router.pipeline import load_pipeline as load_chain
@@ -73,8 +74,7 @@ def expected(
     seed: int, frames: int = FRAMES, rate_hz: float = RATE_HZ, folder: Path | None = None, **said: Any
 ) -> tuple[list[NDArray[np.uint8]], Track]:
     """Frames of the pipeline itself, and its sound, as long as they are."""
-    pipe: Any = load_pipeline(folder or heard_film_maker(), torch.float32)
-    pipe.set_progress_bar_config(disable=True)
+    pipe = pipeline_of(folder or heard_film_maker())
     said |= {"num_frames": frames, "frame_rate": rate_hz, "num_inference_steps": STEPS, "width": SIDE, "height": SIDE}
     made = pipe(prompt="a dog", generator=torch.Generator().manual_seed(seed), **said)
     count = round(frames / rate_hz * FILM_RATE_HZ)
@@ -191,9 +191,7 @@ async def test_it_makes_5_seconds_where_nobody_says(model: DrawnModel[Any]) -> N
     ],
 )
 async def test_what_it_cannot_be_is_refused(model: DrawnModel[Any], asked: dict[str, Any], field: str, told: str) -> None:
-    with pytest.raises(BadRequest, match=told) as refused:
-        await make(model, 0, **asked)
-    assert refused.value.field == f"diffusion.{field}"
+    await check_refused(model, field, told, ports=BOTH, **{"frames": FRAMES, **asked})
 
 
 def film_of(pipe: Any) -> WholeFilm:
