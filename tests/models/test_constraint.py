@@ -1,32 +1,38 @@
-"""Grammars of a vocabulary: whatever is drawn among what they allow keeps to them, and a walk can begin anywhere in an answer."""
+"""Grammars of a vocabulary: whatever is drawn among what they allow keeps to them, and a walk can begin anywhere in an answer. Constraints
+of strangers that take minutes and gigabytes are refused by their field, and nobody waits for them."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import os
 import random
 import re
-from collections.abc import Iterator
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from helpers import lengths
-from omnistage.engine.request import Constraint as EngineConstraint
+from helpers.waiting import until
+from omnistage.engine.request import Constraint as Grammar
 from omnistage.engine.request import Walk
 from omnistage.models.conversation import ConstraintForm, TextConstraint, Turn
-from omnistage.models.interface import BadRequest, TextRequest
+from omnistage.models.interface import BadRequest, Full, TextRequest
+from omnistage.models.text import constraint as module
 from omnistage.models.text.answer import Marks
-from omnistage.models.text.constraint import Constraints
+from omnistage.models.text.constraint import MIN_GRAMMAR_BYTES, Constraints
 from omnistage.models.text.grammar import FORMS
 
 END, OTHER_END, TURN = 600, 601, 602
-PIECES = [bytes([byte]) for byte in range(256)]
-PIECES += [
-    word.encode()
-    for word in ('{"', '":', '", "', '"}', ": ", "true", "null", "ab", "abc", "12", " the", "é", "日本", "ß\n", "-0", "0.5", "e+")
-]
+WORDS = ('{"', '":', '", "', '"}', ": ", "true", "null", "ab", "abc", "12", " the", "é", "日本", "ß\n", "-0", "0.5", "e+")
+PIECES = [*(bytes([byte]) for byte in range(256)), *map(str.encode, WORDS)]
 PIECES += [one + other for one in PIECES[97:123:2] for other in PIECES[97:123:3]]
 VOCABULARY = 640
 """More than there are tokens, and not a multiple of anything but 32."""
@@ -52,19 +58,13 @@ def piece(token_id: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def constraints() -> Iterator[Constraints]:
-    made = Constraints(
-        piece,
-        encode,
-        special={*range(len(PIECES), TURN + 1)},
-        end_ids=(END, OTHER_END),
-        vocabulary=VOCABULARY,
-    )
+    made = Constraints(piece, encode, special={*range(len(PIECES), TURN + 1)}, end_ids=(END, OTHER_END), vocabulary=VOCABULARY)
     yield made
     asyncio.run(made.close())
 
 
-async def grammar(constraints: Constraints, constraint: TextConstraint, history: tuple[int, ...] = ()) -> EngineConstraint:
-    made = await constraints.of(TextRequest((Turn("user", ("x",)),), 1, constraint=constraint, history=history))
+async def grammar(constraints: Constraints, constraint: TextConstraint, history: tuple[int, ...] = (), client: str = "") -> Grammar:
+    made = await constraints.of(TextRequest((Turn("user", ("x",)),), 1, constraint=constraint, history=history, client=client))
     assert made is not None
     return made
 
@@ -73,7 +73,7 @@ def allowed(words: Any) -> list[int]:
     return np.nonzero(np.unpackbits(words.numpy().view(np.uint8), bitorder="little"))[0].tolist()
 
 
-def drawn(grammar: EngineConstraint, rng: random.Random, most: int = 400) -> tuple[list[int], list[list[int]]]:
+def drawn(grammar: Grammar, rng: random.Random, most: int = 400) -> tuple[list[int], list[list[int]]]:
     """A random answer, and what was allowed at each of its places. It likes to end, and loses its liking for what is long."""
     walk = grammar.begin()
     ids: list[int] = []
@@ -150,16 +150,10 @@ def is_valid(value: Any, schema: dict[str, Any]) -> bool:
         case "number":
             return number and schema["minimum"] <= value < schema["exclusiveMaximum"]
         case "array":
-            return (
-                isinstance(value, list)
-                and schema["minItems"] <= len(value) <= schema["maxItems"]
-                and all(is_valid(each, schema["items"]) for each in value)
-            )
-    return (
-        isinstance(value, dict)
-        and set(schema["required"]) <= value.keys() <= schema["properties"].keys()
-        and all(is_valid(each, schema["properties"][name]) for name, each in value.items())
-    )
+            fits = isinstance(value, list) and schema["minItems"] <= len(value) <= schema["maxItems"]
+            return fits and all(is_valid(each, schema["items"]) for each in value)
+    fits = isinstance(value, dict) and set(schema["required"]) <= value.keys() <= schema["properties"].keys()
+    return fits and all(is_valid(each, schema["properties"][name]) for name, each in value.items())
 
 
 def same(one: Any, other: Any) -> bool:
@@ -181,16 +175,8 @@ async def test_text_that_keeps_to_a_schema_is_json_that_does(constraints: Constr
 
 
 REGEXES = [
-    "a{2,3}",
-    "(no|yes), [0-9]{3}é?",
-    "[^\\x00-\\x7f]{1,5}",
-    "[0-9]+\\.[0-9]{2}",
-    "(abc?|the| )*x",
-    "[a-z_]{3}[ \\n][^a-z]",
-    "(a|b)*a(a|b){5}c",
-    "日本?",
-    ".{1,9}",
-    "a*",
+    *("a{2,3}", "(no|yes), [0-9]{3}é?", "[^\\x00-\\x7f]{1,5}", "[0-9]+\\.[0-9]{2}", "(abc?|the| )*x", "[a-z_]{3}[ \\n][^a-z]"),
+    *("(a|b)*a(a|b){5}c", "日本?", ".{1,9}", "a*"),
 ]
 
 
@@ -219,11 +205,8 @@ async def test_a_walk_begins_anywhere_in_an_answer(constraints: Constraints, see
     """The tokens so far decide what may come next, and nothing else does."""
     rng = random.Random(seed)
     schema = {"type": "array", "items": any_schema(rng), "minItems": 3, "maxItems": 5}
-    for constraint in (
-        TextConstraint("json_schema", json.dumps(schema)),
-        TextConstraint("regex", REGEXES[6]),
-        TextConstraint("choice", choices=("a日", "a日b")),
-    ):
+    others = TextConstraint("regex", REGEXES[6]), TextConstraint("choice", choices=("a日", "a日b"))
+    for constraint in (TextConstraint("json_schema", json.dumps(schema)), *others):
         ids: list[int] = []
         while not ids:
             ids, choices = drawn(await grammar(constraints, constraint), rng)
@@ -240,22 +223,13 @@ async def test_a_walk_begins_anywhere_in_an_answer(constraints: Constraints, see
 @pytest.mark.parametrize(
     ("form", "text"),
     [
-        ("json_schema", "{"),
-        ("json_schema", "[1]"),
-        ("json_schema", "true"),
-        ("json_schema", "[" * 60_000),
-        ("json_schema", '{"a":' * 10_000),
-        ("json_schema", '{"type": "text"}'),
-        ("json_schema", '{"enum": []}'),
-        ("json_schema", '{"not": {}}'),
+        *[("json_schema", text) for text in ("{", "[1]", "true", "[" * 60_000, '{"a":' * 10_000)],
+        *[("json_schema", text) for text in ('{"type": "text"}', '{"enum": []}', '{"not": {}}', '{"$ref": "http://elsewhere/schema"}')],
         ("json_schema", '{"allOf": [{"type": "string"}, {"type": "number"}]}'),
         ("json_schema", '{"type": "string", "minLength": 5, "maxLength": 2}'),
-        ("json_schema", '{"$ref": "http://elsewhere/schema"}'),
         ("json_schema", json.dumps({"enum": [f"{number:x}" * 3 for number in range(9000)], "minLength": 1})),
         ("json_schema", '{"type": "string", "minLength": 1000, "maxLength": 100000, "pattern": "^(.*x.*y.*z)*$"}'),
-        ("regex", "("),
-        ("regex", "(?=a)b"),
-        ("regex", "[^\\s\\S]"),
+        *[("regex", text) for text in ("(", "(?=a)b", "[^\\s\\S]")],
     ],
     ids=lambda value: value[:20],
 )
@@ -306,3 +280,182 @@ async def test_what_is_thought_before_an_answer_is_kept_to_nothing(constraints: 
     for each in (whole, rest):
         each.note(said[0])
         assert each.complete and each.must_end
+
+
+# Constraints of strangers ---------------------------------------------------------------------------------------------------------------
+
+
+BYTES_END = 256
+TRIES = 5
+SLOWEST = TextConstraint(
+    "json_schema", json.dumps({"allOf": [{"type": "string", "pattern": f".*a.{{{number}}}b.*"} for number in range(20)]})
+)
+"""For minutes, by itself."""
+GOOD = TextConstraint("choice", choices=("yes", "no"))
+
+
+def byte_piece(token_id: int) -> bytes:
+    return bytes([token_id]) if token_id < BYTES_END else b""
+
+
+@pytest.fixture
+async def by_bytes() -> AsyncIterator[Constraints]:
+    """Each byte is a token."""
+    result = Constraints(byte_piece, lambda text: [*text.encode()], special={BYTES_END}, end_ids=(BYTES_END,), vocabulary=BYTES_END + 1)
+    yield result
+    await result.close()
+
+
+async def grammar_in_time(constraints: Constraints, constraint: TextConstraint) -> Grammar:
+    """On a busy machine half a second of a processor can take longer than a trial may, and the client is told to ask again."""
+    for _ in range(TRIES - 1):
+        with suppress(Full):
+            return await grammar(constraints, constraint)
+    return await grammar(constraints, constraint)
+
+
+def pid(constraints: Constraints) -> int:
+    process = constraints._trials._process
+    assert process is not None
+    return process.pid
+
+
+def schema(value: dict[str, Any]) -> TextConstraint:
+    return TextConstraint("json_schema", json.dumps(value))
+
+
+def tree(chance: random.Random, depth: int) -> dict[str, Any]:
+    if depth == 0:
+        return {"type": "string", "pattern": f"(a|b)*a(a|b){{{chance.randint(10, 60)}}}"}
+    each = {f"k{number}": tree(chance, depth - 1) for number in range(chance.randint(2, 4))}
+    return chance.choice([{"type": "object", "properties": each}, {"anyOf": [*each.values()]}, {"allOf": [*each.values()]}])
+
+
+def word(chance: random.Random, length: int) -> str:
+    return "".join(chance.choices("abcdefgh ", k=length))
+
+
+def references(count: int) -> TextConstraint:
+    """Each of two more, to the last."""
+    next_of = [{"$ref": f"#/$defs/a{number + 1}"} for number in range(count)]
+    definitions = {f"a{number}": {"anyOf": [each, {"items": each}]} for number, each in enumerate(next_of)}
+    return schema({"$defs": {**definitions, "a500": {"type": "string"}}, "$ref": "#/$defs/a0"})
+
+
+SLOW: dict[str, Callable[[random.Random], TextConstraint]] = {
+    "all of many patterns": lambda chance: schema(
+        {"allOf": [{"type": "string", "pattern": f".*{chance.choice('abc')}.{{{number}}}b.*"} for number in range(chance.randint(11, 30))]}
+    ),
+    "patterns of names": lambda chance: schema(
+        {"type": "object", "patternProperties": {f"^(a|b)*a(a|b){{{number}}}$": {} for number in range(chance.randint(10, 60))}}
+    ),
+    "a tree of patterns": lambda chance: schema(tree(chance, chance.randint(2, 5))),
+    "many names": lambda chance: schema(
+        {"type": "object", "properties": {word(chance, 20): {"type": "string"} for _ in range(chance.randint(1000, 6000))}}
+    ),
+    "many values": lambda chance: schema({"enum": [word(chance, 40) for _ in range(chance.randint(5000, 30_000))]}),
+    "deep": lambda chance: TextConstraint("json_schema", '{"items":' * (depth := chance.randint(50, 20_000)) + "{}" + "}" * depth),
+    "references": lambda chance: references(chance.randint(50, 500)),
+    "counts of counts": lambda chance: TextConstraint(
+        "regex", f"((x?y{{1,{chance.randint(20, 900)}}}){{1,{chance.randint(20, 900)}}}z?){{3}}"
+    ),
+    "classes": lambda chance: TextConstraint("regex", f"(\\p{{L}}|\\p{{N}}\\p{{P}}){{1,{chance.randint(50, 2000)}}}[^x]{{0,900}}"),
+    "words": lambda chance: TextConstraint("regex", ".*(" + "|".join(word(chance, 12) for _ in range(chance.randint(500, 20_000))) + ").*"),
+    "brackets": lambda chance: TextConstraint("regex", "(" * (depth := chance.randint(100, 60_000)) + "a" + ")" * depth),
+    "choices": lambda chance: TextConstraint("choice", choices=tuple(word(chance, 900) for _ in range(chance.randint(50, 1000)))),
+}
+
+
+@pytest.mark.timeout(600)
+@lengths.rounds(20, 300)
+async def test_whatever_is_slow_or_large_is_refused_by_its_field_or_has_a_grammar(by_bytes: Constraints, seed: int, rounds: int) -> None:
+    chance = random.Random(seed)
+    refused = 0
+    for number in range(rounds):
+        kind = [*SLOW][(seed + number) % len(SLOW)]
+        constraint = SLOW[kind](chance)
+        try:
+            await grammar_in_time(by_bytes, constraint)
+        except BadRequest as error:
+            assert error.field == f"thinker.constraint.{constraint.form}" and error.description, kind
+            refused += 1
+        assert (await grammar_in_time(by_bytes, GOOD)).begin().allowed().any()
+    assert refused, "nothing was slow"
+
+
+@pytest.mark.parametrize("name", ["evil", "evil/{}"], ids=["a client", "a host that invents keys"])
+async def test_nobody_waits_for_the_constraints_of_another(by_bytes: Constraints, name: str) -> None:
+    """At most for the one that is being tried."""
+    slow = [asyncio.create_task(grammar(by_bytes, SLOWEST, client=name.format(number))) for number in range(20)]
+    await asyncio.sleep(0)
+    await grammar(by_bytes, GOOD, client="honest")
+    assert sum(task.done() for task in slow) <= 2
+    for task in slow:
+        task.cancel()
+    await asyncio.gather(*slow, return_exceptions=True)
+
+
+async def test_a_client_that_leaves_ends_its_trial(by_bytes: Constraints) -> None:
+    await grammar(by_bytes, GOOD)
+    before = pid(by_bytes)
+    for again_after_s in (0.0, 0.0005, 0.05):
+        leaving = asyncio.create_task(grammar(by_bytes, SLOWEST))
+        await asyncio.sleep(0.05)
+        leaving.cancel()
+        await asyncio.sleep(again_after_s)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        await grammar(by_bytes, GOOD)
+    assert pid(by_bytes) == before
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_process_that_is_lost_while_it_has_nothing_to_do_costs_nothing(by_bytes: Constraints, blow: signal.Signals) -> None:
+    await grammar(by_bytes, GOOD)
+    before = pid(by_bytes)
+    os.kill(before, blow)
+    await grammar(by_bytes, GOOD)
+    assert pid(by_bytes) != before
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+async def test_one_that_is_lost_during_a_trial_is_told(by_bytes: Constraints, blow: signal.Signals) -> None:
+    await grammar(by_bytes, GOOD)
+    trial = asyncio.create_task(grammar(by_bytes, SLOWEST))
+    await until(lambda: Path(f"/proc/{pid(by_bytes)}/task/{pid(by_bytes)}/children").read_text())
+    os.kill(pid(by_bytes), blow)
+    with pytest.raises(Full, match="ask again later"):
+        await trial
+    await grammar(by_bytes, GOOD)
+
+
+async def test_a_process_that_cannot_start_is_told(by_bytes: Constraints, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage starts without it: answers without constraints need none."""
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/bin/false")
+        await by_bytes.warm_up()
+        with pytest.raises(Full, match="did not start"):
+            await grammar(by_bytes, GOOD)
+    await grammar(by_bytes, GOOD)
+
+
+async def test_grammars_of_running_answers_have_a_bound_together(by_bytes: Constraints, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ALL_GRAMMARS_BYTES", 3 * MIN_GRAMMAR_BYTES)
+    walks = [(await grammar(by_bytes, GOOD, client=f"client {number}")).begin() for number in range(3)]
+    with pytest.raises(Full, match="grammars of running answers take"):
+        await grammar(by_bytes, GOOD, client="late")
+    del walks[0]
+    gc.collect()
+    await grammar(by_bytes, GOOD, client="late")
+
+
+async def test_a_host_leaves_room_for_the_grammars_of_others(by_bytes: Constraints, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ALL_GRAMMARS_BYTES", 8 * MIN_GRAMMAR_BYTES)
+    walks = [(await grammar(by_bytes, GOOD, client=f"greedy/{number}")).begin() for number in range(6)]
+    with pytest.raises(Full, match="grammars of running answers take 96 MiB of 128"):
+        await grammar(by_bytes, GOOD, client="greedy/new")
+    walks += [(await grammar(by_bytes, GOOD, client=name)).begin() for name in ("one", "other")]
+    del walks[:6]
+    gc.collect()
+    assert await grammar(by_bytes, GOOD, client="greedy")

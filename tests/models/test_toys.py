@@ -1,10 +1,11 @@
-"""The toy film maker draws its formulas, alone and in steps that it shares with others, and frees what is given up."""
+"""The toys: the film maker draws its formulas, alone and in steps that it shares with others; and the toy that sees and hears says its
+formula, from pixels, places on three axes, prompt rows, and frames that need one another."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
@@ -12,27 +13,33 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from helpers.families import PICTURE
-from omnistage.models.conversation import Media
+from helpers.families import ITEMS, PICTURE, SEEN, SOUND, TOKENS
+from helpers.models import said, text_pieces
+from helpers.waiting import turning
+from omnistage.models.conversation import Media, Turn
 from omnistage.models.interface import (
     BadRequest,
     Clip,
     Drawn,
     DrawRequest,
     EncodedPicture,
+    FinishReason,
+    Piece,
     Preview,
     Sound,
+    SpeechRequest,
     StepsDone,
     TensorRows,
+    TextPiece,
+    TextRequest,
     Wanted,
     no_inputs,
 )
 from omnistage.models.reports import LoadError
-from omnistage.models.steps.loop import Aside
-from omnistage.models.steps.session import MAX_UNREAD
 from omnistage.models.toy import formulas
-from omnistage.models.toy.files import pixels_of, png
-from omnistage.models.toy.film import FILM, FilmMaker, FilmOptions, ToyFilmJob
+from omnistage.models.toy.files import pixels_of, png, wav
+from omnistage.models.toy.film import FILM, FilmMaker, FilmOptions
+from omnistage.models.toy.omni import OmniOptions, OmniTalker, OmniThinker, OmniThinkerOptions
 
 ALL = {"image": 0, "video": 0, "audio": 0, "progress": 0}
 HILL = DrawRequest(seed=7, prompt="a hill", width=40, height=24, steps=5)
@@ -112,8 +119,7 @@ async def test_a_film_and_its_sound_are_the_formula() -> None:
 
 
 async def test_what_is_not_wanted_is_not_drawn() -> None:
-    request = replace(HILL, frames=11, seconds=0.3, previews=4)
-    shown = await draw(FilmMaker(FilmOptions()), request, {"audio": 1000})
+    shown = await draw(FilmMaker(FilmOptions()), replace(HILL, frames=11, seconds=0.3, previews=4), {"audio": 1000})
     assert not (shown.film or shown.previews or shown.progress)
     assert sum(map(len, shown.sound)) == 6200
 
@@ -141,61 +147,6 @@ async def test_those_of_one_size_share_their_steps_and_each_is_what_it_is_alone(
     assert batches is not None and batches.steps - len(maker.groups) == batches.stepped - sum(maker.groups) > 0, "pieces are decoded alone"
 
 
-async def test_one_that_is_given_up_at_any_step_leaves_the_others_alone() -> None:
-    whole = (await draw(FilmMaker(FilmOptions()), HILL)).pictures
-    for step in range(HILL.steps + 1):
-        maker = FilmMaker(FilmOptions())
-        kept = asyncio.create_task(draw(maker, HILL))
-        given_up = maker.draw(await maker.prepare(replace(HILL, seed=9)), no_inputs(), ALL)
-        while True:
-            piece = await anext(given_up)
-            if isinstance(piece, EncodedPicture) or piece.step >= step:  # type: ignore[union-attr]
-                break
-        await given_up.aclose()
-        assert maker.sessions.running <= 1
-        assert (await kept).pictures == whole
-        assert (maker.sessions.running, maker.load().queued) == (0, 0)
-
-
-async def test_one_who_does_not_read_holds_only_itself_up() -> None:
-    maker = FilmMaker(FilmOptions(max_chunk=1))
-    film = replace(HILL, frames=40)
-    slow = maker.draw(await maker.prepare(film), no_inputs(), {"video": 0})
-    assert isinstance(await anext(slow), Clip)
-    for _ in range(3):
-        assert (await draw(maker, HILL)).pictures
-    for _ in range(100):
-        await asyncio.sleep(0)
-    units = maker.sessions.steps
-    for _ in range(100):
-        await asyncio.sleep(0)
-    assert maker.sessions.steps == units, "it goes on though nobody reads"
-    assert units < 3 * (HILL.steps + 2) + film.steps + MAX_UNREAD + 4
-    rest = [piece async for piece in slow]
-    assert len(rest) == 39
-    assert maker.sessions.running == 0
-
-
-class Choking(FilmMaker):
-    """Cannot draw a plane of ones: the step of every group that it is in fails."""
-
-    def step(self, jobs: Sequence[ToyFilmJob], aside: Aside | None) -> None:
-        if any(job.scene.request.prompt == "choke" for job in jobs):
-            raise FloatingPointError("a latent is not finite")
-        super().step(jobs, aside)
-
-
-async def test_one_that_fails_ends_alone() -> None:
-    whole = (await draw(FilmMaker(FilmOptions()), HILL)).pictures
-    maker = Choking(FilmOptions())
-    good, bad, other = await asyncio.gather(
-        draw(maker, HILL), draw(maker, replace(HILL, prompt="choke")), draw(maker, HILL), return_exceptions=True
-    )
-    assert isinstance(bad, FloatingPointError)
-    assert isinstance(good, FilmOutput) and isinstance(other, FilmOutput) and good.pictures == other.pictures == whole
-    assert (maker.sessions.running, maker.load().queued) == (0, 0)
-
-
 async def test_those_for_whom_there_is_no_room_wait_their_turn() -> None:
     maker = FilmMaker(FilmOptions(budget=70))
     drawings = [asyncio.create_task(draw(maker, replace(HILL, seed=n))) for n in range(6)]
@@ -213,34 +164,14 @@ async def test_those_for_whom_there_is_no_room_wait_their_turn() -> None:
 async def test_a_loop_that_ends_leaves_nothing_for_the_next(interval_s: float) -> None:
     """As tests have them: a model outlives the event loop of its callers."""
     maker = FilmMaker(FilmOptions(interval_s=interval_s))
-
-    def elsewhere() -> list[EncodedPicture]:
-        return asyncio.run(draw(maker, HILL)).pictures
-
-    first = await asyncio.to_thread(elsewhere)
-    assert await asyncio.to_thread(elsewhere) == first == (await draw(maker, HILL)).pictures
-
-
-class Misgrouping(FilmMaker):
-    """Has a bug: nobody can say any more who steps with whom."""
-
-    def key(self, job: ToyFilmJob) -> tuple[int, int]:
-        raise AssertionError("told to fail")
+    first, second = [(await asyncio.to_thread(lambda: asyncio.run(draw(maker, HILL)))).pictures for _ in range(2)]
+    assert first == second == (await draw(maker, HILL)).pictures
 
 
 @pytest.mark.parametrize("option", ["max_chunk", "budget", "step_budget", "experts", "workers"])
 def test_counts_of_nothing_are_no_options(option: str) -> None:
     with pytest.raises(LoadError, match=f"option {option} of the toy models is 0: give 1 or more"):
         FilmOptions.from_settings({option: 0})
-
-
-async def test_a_bug_of_the_model_ends_every_drawing_and_lets_none_wait_for_ever() -> None:
-    maker = Misgrouping(FilmOptions(budget=70))
-    async with asyncio.timeout(30):
-        ends = await asyncio.gather(*(draw(maker, replace(HILL, seed=n)) for n in range(4)), return_exceptions=True)
-    assert [type(end) for end in ends] == [AssertionError] * 4
-    assert "told to fail" in str(ends[0])
-    assert (maker.sessions.running, maker.load().queued) == (0, 0)
 
 
 def by_hand(request: DrawRequest, steer: int, *, experts: int, multistep: bool) -> NDArray[np.int64]:
@@ -307,3 +238,144 @@ async def test_a_drawing_goes_on_in_the_middle_of_its_steps(multistep: bool) -> 
     assert maker.sessions.steps - steps == 4 + 2 + 1, "half of the steps, the pictures, and their end"
     with pytest.raises(BadRequest, match="at most"):
         await maker.prepare(replace(request, history=np.zeros((9999, 1), np.uint32)))
+
+
+# The toy that sees and hears ------------------------------------------------------------------------------------------------------------
+
+
+SHOWN = Media("image/png", png(PICTURE))
+LOOK = TextRequest((Turn("user", ("What is ", SHOWN, " and ", Media("audio/wav", wav(SOUND, formulas.SAMPLE_RATE_HZ)), "?")),), seed=5)
+PORTS = {"text": 0, "prompt": 0, "places": 0, "hidden": 0}
+
+
+def test_places_are_worked_out_by_hand() -> None:
+    """Two characters, a picture of 3 by 2 patches, one character: the picture takes as many places as its longer side has patches."""
+    pixels = np.array([[1, 2, 3, 4], [5, 6, 7, 8], [1, 1, 1, 1], [1, 1, 1, 1], [9, 0, 0, 2]], np.uint8)
+    patches = [[14, 2, 2, 2], [22, 2, 2, 3], [4, 2, 3, 2], [4, 2, 3, 3], [9, 2, 4, 2], [2, 2, 4, 3]]
+    assert formulas.items(["ab", pixels, "c"]).tolist() == [[97, 0, 0, 0], [98, 1, 1, 1], *patches, [99, 5, 5, 5]]
+    assert formulas.next_place(formulas.items(["ab", pixels])) == 5
+
+
+async def test_others_run_while_it_reads_a_long_text() -> None:
+    model = OmniThinker(OmniThinkerOptions())
+    prepared = await model.prepare(TextRequest((Turn("user", ("a" * (1 << 20),)),), seed=1))
+    async with turning() as turns, aclosing(model.generate(prepared, no_inputs(), PORTS)) as pieces:
+        await anext(pieces)
+        assert turns() > 2
+
+
+async def test_it_says_the_formula_of_what_it_sees_and_hears() -> None:
+    rows: dict[str, list[NDArray[np.generic]]] = {"prompt": [], "places": [], "hidden": []}
+    text, order = "", []
+    async for piece in said(OmniThinker(OmniThinkerOptions()), LOOK, PORTS):
+        if isinstance(piece, TextPiece):
+            text += piece.text
+            order.append("text")
+        else:
+            rows[piece.port].append(piece.rows)
+            order.append(piece.port)
+    assert text == "".join(map(formulas.word, TOKENS))
+    assert TOKENS[1] == (31 * 5 + int((ITEMS @ [1, 1, 2, 3]).sum()) + 7 * (formulas.next_place(ITEMS) + 1)) % 1000
+    np.testing.assert_array_equal(np.concatenate(rows["prompt"]), formulas.prompt_rows(formulas.items(SEEN)))
+    np.testing.assert_array_equal(np.concatenate(rows["places"]), ITEMS)
+    np.testing.assert_array_equal(np.concatenate(rows["hidden"]), formulas.omni_rows(TOKENS))
+    assert np.concatenate(rows["prompt"]).dtype == np.uint16 and np.concatenate(rows["places"]).dtype == np.int64
+    assert max(order.index("prompt"), order.index("places")) < min(order.index("text"), order.index("hidden")), "prompt rows come first"
+
+
+async def test_rows_of_the_prompt_alone_take_no_token() -> None:
+    """A token would take an hour."""
+    pieces = [piece async for piece in said(OmniThinker(OmniThinkerOptions(interval_s=3600)), LOOK, {"prompt": 0, "places": 0})]
+    assert {piece.port for piece in pieces if isinstance(piece, TensorRows) and piece.last} == {"prompt", "places"}
+
+
+async def test_a_pixel_and_its_place_count() -> None:
+    other = PICTURE.copy()
+    other[20, 33] ^= 1
+    said = [await tokens_of(picture) for picture in (PICTURE, other, PICTURE.T.copy())]
+    assert said[0] not in said[1:]
+
+
+async def tokens_of(picture: NDArray[np.uint8]) -> list[int]:
+    request = TextRequest((Turn("user", ("What is ", Media("image/png", png(picture)))),), seed=5)
+    return [token for piece in await text_pieces(OmniThinker(OmniThinkerOptions()), request) for token in piece.token_ids]
+
+
+async def test_the_row_of_a_token_comes_a_step_after_the_token() -> None:
+    given = said(OmniThinker(OmniThinkerOptions(max_chunk=1)), LOOK, {"text": 0, "hidden": 0})
+    first, second, third = [await anext(given) for _ in range(3)]
+    await given.aclose()
+    assert isinstance(first, TextPiece) and isinstance(second, TextPiece) and isinstance(third, TensorRows) and len(third.rows) == 1
+
+
+# The Talker ------------------------------------------------------------------------------------------------------------------------------
+
+PROMPT = [Piece("prompt", 0, True, formulas.prompt_rows(ITEMS)), Piece("places", 0, True, ITEMS)]
+
+
+def row(n: int, *, last: bool = False) -> Piece:
+    return Piece("hidden", n, last, formulas.omni_rows(TOKENS[n : n + 1]))
+
+
+class Feeding:
+    """Inputs that are given one by one, and frames that are read as they come."""
+
+    def __init__(self, talker: OmniTalker, request: SpeechRequest, first: int = 0) -> None:
+        self._queue: asyncio.Queue[Piece] = asyncio.Queue()
+        self.frames: list[list[int]] = []
+        self.reason: FinishReason | None = None
+        self.task = asyncio.create_task(self._listen(talker, request, first))
+
+    async def _inputs(self) -> AsyncIterator[Piece]:
+        while True:
+            yield await self._queue.get()
+
+    async def _listen(self, talker: OmniTalker, request: SpeechRequest, first: int) -> None:
+        async for frames in talker.speak(await talker.prepare(request), self._inputs(), {"codes": first}):
+            self.frames += frames.rows.tolist()
+            self.reason = frames.finish_reason
+
+    async def give(self, *pieces: Piece) -> int:
+        """Frames that there are when nothing more can come of it."""
+        for piece in pieces:
+            self._queue.put_nowait(piece)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        return len(self.frames)
+
+
+async def test_it_starves_without_the_next_row_and_wakes_with_it() -> None:
+    talker = OmniTalker(OmniOptions())
+    speech = Feeding(talker, SpeechRequest(seed=1))
+    assert await speech.give(row(0), row(1)) == 0, "the prompt is not there"
+    assert await speech.give(PROMPT[0]) == 0
+    assert await speech.give(PROMPT[1]) == 2
+    for n in range(2, len(TOKENS)):
+        assert await speech.give(row(n, last=n == len(TOKENS) - 1)) == n + 1 + formulas.TAIL * (n == len(TOKENS) - 1)
+    await speech.task
+    assert speech.frames == formulas.omni_frames(ITEMS, TOKENS).tolist()
+    assert speech.reason is FinishReason.STOP
+
+
+async def test_a_frame_needs_the_frame_before_it(seed: int) -> None:
+    """Rows in another order make other frames from there on to the end."""
+    whole = formulas.omni_frames(ITEMS, TOKENS)
+    swapped = formulas.omni_frames(ITEMS, [*TOKENS[:3], TOKENS[4], TOKENS[3], *TOKENS[5:]])
+    assert (whole[:3] == swapped[:3]).all() and (whole[3:] != swapped[3:]).any(axis=1).all()
+    rng, talker = random.Random(seed), OmniTalker(OmniOptions())
+    for known in (0, 1, 5, len(whole) - 1, rng.randrange(len(whole))):
+        request = SpeechRequest(seed=1, history=whole[:known])
+        assert await spoken(talker, request, known) == whole[known:].tolist()
+
+
+async def spoken(talker: OmniTalker, request: SpeechRequest, first: int) -> list[list[int]]:
+    speech = Feeding(talker, request, first)
+    await speech.give(*PROMPT, *(row(n, last=n == len(TOKENS) - 1) for n in range(len(TOKENS))))
+    await speech.task
+    return speech.frames
+
+
+@pytest.mark.parametrize("voice", ["toy", "other"])
+async def test_voices_differ_and_a_limit_holds(voice: str) -> None:
+    whole = formulas.omni_frames(ITEMS, TOKENS, ("toy", "other").index(voice)).tolist()
+    assert await spoken(OmniTalker(OmniOptions()), SpeechRequest(seed=1, voice=voice, max_frames=9), 0) == whole[:9]
