@@ -27,49 +27,17 @@ from omnistage.v1 import stage_pb2
 from omnistage.wire.errors import StageError
 
 
-class OtherHost(grpc.aio.ServerInterceptor):
-    """A stage that runs on another host, as far as its description goes."""
-
-    def __init__(self, boot_id: str) -> None:
-        self._boot_id = boot_id
-
-    async def intercept_service(
-        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
-    ) -> Any:
-        handler = await continuation(details)
-        if not details.method.endswith("/Describe"):
-            return handler
-
-        async def moved(requests: object, context: object) -> None:
-            await handler.stream_stream(requests, _Moved(context, self._boot_id))
-
-        return grpc.stream_stream_rpc_method_handler(moved, handler.request_deserializer, handler.response_serializer)
-
-
-class _Moved:
-    """The part of a call that a server uses; all but `write` is gRPC's own."""
-
-    def __init__(self, context: Any, boot_id: str) -> None:
-        self._context, self._boot_id = context, boot_id
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._context, name)
-
-    async def write(self, told: stage_pb2.DescribeResponse) -> None:
-        description = stage_pb2.DescribeResponse()
-        description.CopyFrom(told)
-        description.boot_id = self._boot_id
-        await self._context.write(description)
-
-
 @asynccontextmanager
 async def replicas_on(*hosts: str) -> AsyncIterator[tuple[Placement, list[str]]]:
     """A watched placement of toy Thinkers, one on each of these hosts, and their addresses."""
     async with AsyncExitStack() as exits:
-        stages = [await exits.enter_async_context(local_stage(toy_logic("thinker"), interceptors=[OtherHost(host)])) for host in hosts]
+        stages = [await exits.enter_async_context(local_stage(toy_logic("thinker"))) for _ in hosts]
         addresses = [stage.address for stage in stages]
         placement = await exits.enter_async_context(watched({"thinker": addresses}))
         await until(placement, dict.fromkeys(addresses, SERVING))
+        for replica, host in zip(placement.all(), hosts, strict=True):
+            assert replica.description is not None
+            replica.description.boot_id = host
         yield placement, addresses
 
 

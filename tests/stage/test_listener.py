@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from omnistage.code2wav.stage import GRACE_S, Code2WavStage, Playhead
-from omnistage.models.interface import Content, Load, ModelInfo, Piece, PortSpec, Sound, Wanted, WaveRequest
+from omnistage.models.interface import Piece, Sound, Wanted, WaveRequest
+from omnistage.models.toy.formulas import SAMPLE_RATE_HZ
+from omnistage.models.toy.stages import ToyCode2Wav, ToyOptions
 from omnistage.stage.logic import SessionTiming, Start
 from omnistage.v1 import stage_pb2
 
@@ -48,7 +50,6 @@ def test_silence_is_counted_as_often_and_as_long_as_it_is(seed: int) -> None:
         assert player.starved_s == pytest.approx(sum(counted) / 1000, abs=0.002 * len(sounds) + 0.04)
 
 
-RATE_HZ = 8000
 SOUND_S = 0.1
 
 
@@ -62,38 +63,18 @@ class SteppedClock:
         return self.now_s
 
 
-@dataclass
-class Late:
-    """A Code2WavModel that makes four sounds, the third one late by `late_s`."""
+class Late(ToyCode2Wav):
+    """Makes four sounds, the third one late by `late_s`."""
 
-    clock: SteppedClock
-    late_s: float
-    prebuffer_s: float | None
-    threads = ()
-
-    @property
-    def info(self) -> ModelInfo:
-        codes, audio = PortSpec("codes", Content.CODES, 50, 1), PortSpec("audio", Content.AUDIO, RATE_HZ, 1)
-        return ModelInfo("late", "1", (codes,), (audio,), max_sessions=1)
-
-    def load(self) -> Load:
-        return Load()
-
-    async def prepare(self, request: WaveRequest) -> WaveRequest:
-        return request
-
-    def first_frame(self, prepared: WaveRequest, sample: int) -> int:
-        return 0
+    def __init__(self, clock: SteppedClock, late_s: float, prebuffer_s: float | None) -> None:
+        super().__init__(ToyOptions())
+        self.clock, self.late_s, self.prebuffer_s = clock, late_s, prebuffer_s
 
     async def decode(self, prepared: WaveRequest, inputs: AsyncIterator[Piece], ports: Wanted) -> AsyncGenerator[Sound, None]:
         for number in range(4):
             if number == 2:
                 self.clock.now_s += 2 * SOUND_S + self.late_s
-            yield Sound(np.zeros((round(SOUND_S * RATE_HZ), 1), np.float32), 0, None if number else self.prebuffer_s)
-
-    async def warm_up(self) -> None: ...
-
-    async def close(self) -> None: ...
+            yield Sound(np.zeros((round(SOUND_S * SAMPLE_RATE_HZ), 1), np.float32), 0, None if number else self.prebuffer_s)
 
 
 async def nothing() -> AsyncIterator[object]:
@@ -120,12 +101,10 @@ async def test_sound_that_is_made_late_is_counted(prebuffer_s: float | None) -> 
     assert timing.audio_starved_s == pytest.approx(0.5 - (prebuffer_s or 0))
 
 
-async def test_a_listener_who_was_told_to_wait_long_enough_lacks_nothing() -> None:
-    timing = await heard(0.5, 0, 60.0)
-    assert (timing.audio_underruns, timing.audio_starved_s) == (0, 0)
-
-
-async def test_a_listener_who_pauses_lacks_nothing() -> None:
-    """Much longer than all of the sound."""
-    timing = await heard(-2 * SOUND_S, 0.3)
+@pytest.mark.parametrize(
+    ("late_s", "pause_s", "prebuffer_s"), [(0.5, 0, 60.0), (-2 * SOUND_S, 0.3, None)], ids=["told to wait long enough", "pauses"]
+)
+async def test_such_a_listener_lacks_nothing(late_s: float, pause_s: float, prebuffer_s: float | None) -> None:
+    """A pause that is much longer than all of the sound."""
+    timing = await heard(late_s, pause_s, prebuffer_s)
     assert (timing.audio_underruns, timing.audio_starved_s) == (0, 0)

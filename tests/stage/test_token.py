@@ -17,6 +17,7 @@ from grpc_health.v1.health import aio as health
 from helpers.ask import ask, refusal, request
 from helpers.run import RunStream, open_of
 from helpers.servers import CHAIN, CLIENT_OPTIONS, Local, local_router, local_stage, omni_stub, stage_stub, toy_logic
+from helpers.stage import hop_to
 from helpers.watching import SETTLE_S
 from omnistage.host.errors import StartError
 from omnistage.link.channels import Channels
@@ -93,40 +94,36 @@ async def test_a_refused_caller_is_not_waited_for_and_what_it_sends_is_not_read(
         assert failed.value.code() == UNAUTHENTICATED
 
 
-async def test_channelz_is_behind_the_token_too():
+@asynccontextmanager
+async def guarded() -> AsyncIterator[grpc.aio.Channel]:
+    """To a server with health and channelz behind the guard."""
     server = grpc.aio.server(interceptors=[Guard(TOKEN)])
+    health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
     channelz.add_channelz_servicer(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CLIENT_OPTIONS) as channel:
-            stub = channelz_pb2_grpc.ChannelzStub(channel)
-            with pytest.raises(grpc.aio.AioRpcError) as failed:
-                await stub.GetServers(channelz_pb2.GetServersRequest(), timeout=10)
-            assert failed.value.code() == UNAUTHENTICATED
-            assert (await stub.GetServers(channelz_pb2.GetServersRequest(), timeout=10, metadata=TOKEN.metadata)).server
+            yield channel
     finally:
         await server.stop(0)
 
 
-@asynccontextmanager
-async def guarded_health() -> AsyncIterator[tuple[grpc.aio.Channel, health_pb2_grpc.HealthAsyncStub]]:
-    server = grpc.aio.server(interceptors=[Guard(TOKEN)])
-    health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CLIENT_OPTIONS) as channel:
-            yield channel, health_pb2_grpc.HealthStub(channel)
-    finally:
-        await server.stop(0)
+async def test_channelz_is_behind_the_token_too():
+    async with guarded() as channel:
+        stub = channelz_pb2_grpc.ChannelzStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await stub.GetServers(channelz_pb2.GetServersRequest(), timeout=10)
+        assert failed.value.code() == UNAUTHENTICATED
+        assert (await stub.GetServers(channelz_pb2.GetServersRequest(), timeout=10, metadata=TOKEN.metadata)).server
 
 
 async def test_calls_without_the_token_are_counted_and_take_nothing_from_others():
     """Watchers of the health up to the limit. One more is told when to come again; who checks it and who shows the token is served, and so
     is the next one when a watcher has gone."""
     asked = health_pb2.HealthCheckRequest()
-    async with guarded_health() as (_, stub), asyncio.timeout(SETTLE_S):
+    async with guarded() as channel, asyncio.timeout(SETTLE_S):
+        stub: health_pb2_grpc.HealthAsyncStub = health_pb2_grpc.HealthStub(channel)
         watches = [stub.Watch(asked) for _ in range(MAX_TOKENLESS)]
         for watch in watches:
             assert isinstance(await watch.read(), health_pb2.HealthCheckResponse)
@@ -145,15 +142,16 @@ async def test_calls_without_the_token_are_counted_and_take_nothing_from_others(
 
 @pytest.mark.parametrize("method", ["Check", "Watch"])
 async def test_a_call_without_the_token_that_never_asks_is_ended(method: str):
-    async with guarded_health() as (channel, stub):
+    async with guarded() as channel:
         mute: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(f"/grpc.health.v1.Health/{method}")(timeout=SETTLE_S)
         assert await mute.code() == grpc.StatusCode.INVALID_ARGUMENT
         assert "did not come" in str(await mute.details())
-        assert (await stub.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
+        good = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert good.status == health_pb2.HealthCheckResponse.SERVING
 
 
 async def test_bytes_that_are_no_request_are_refused_as_that():
-    async with guarded_health() as (channel, _):
+    async with guarded() as channel:
         check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/grpc.health.v1.Health/Check")
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await check(b"\xff\xff\xff\xff", timeout=SETTLE_S)
@@ -204,9 +202,7 @@ async def test_a_replica_that_refuses_is_passed_over_for_one_that_does_not():
         stage_stub(addresses["thinker"]) as thinker,
     ):
         (await ask(stub, request("hello", 3))).check_toy(3, "hello")
-        hop = stage_pb2.Hop(
-            kind=stage_pb2.STAGE_KIND_TALKER, model="toy-talker", addresses=[addresses["talker"], other.address], takes=["hidden"]
-        )
+        hop = hop_to(addresses["talker"], other.address, kind="talker")
         caller = RunStream(thinker)
         await caller.send(open=open_of(await thinker.Describe(stage_pb2.DescribeRequest(), timeout=10), route=[hop]))
         await caller.opened()
