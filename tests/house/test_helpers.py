@@ -13,6 +13,7 @@ TESTS = Path(__file__).resolve().parents[1]
 HELPERS = sorted(path for path in (TESTS / "helpers").glob("*.py") if path.stem != "__init__")
 MIN_WORDS = 5
 SHARED_BY_ONE = {
+    "breaking": "runs by itself, in place of a stage",
     "asker": "runs by itself, in a container of another network",
     "client_program": "runs by itself, in environments at both ends of the dependencies",
     "misled": "runs by itself, in place of a router",
@@ -25,6 +26,7 @@ SHARED_BY_ONE = {
     "corpus_sounds": "is data of the corpus",
     "daemon": "serves the container test, which would have 600 lines with it",
     "images": "serves the container test, which would have 600 lines with it",
+    "omni_answers": "serves the test of omni speech, which would have 500 lines with it",
     "page_picture": "takes a picture of the docs anew, and a test runs it",
 }
 """Helpers with fewer than two users, and why they stand alone."""

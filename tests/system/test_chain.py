@@ -140,25 +140,6 @@ def _metrics(address: str) -> dict[str, float]:
 
 
 @lengths.long_form(
-    "connector/test_locality.py::test_without_an_arena_nothing_is_offered",
-    "system/test_full_mount.py::test_a_chain_on_a_full_mount_gives_the_same_samples",
-)
-async def test_without_an_arena_everything_goes_inline_and_sounds_the_same(folder: Path, seed: int):
-    with variant(folder, ["--inline-limit", "0", "--arena-bytes", "0"]) as running:
-        assert list((await _describe(running.addresses["thinker"])).transports) == [tensor_pb2.TRANSPORT_KIND_INLINE]
-        async with omni_stub(running.address) as stub, stage_stub(running.addresses["thinker"]) as thinker:
-            (await ask(stub, request("inline", seed))).check_toy(seed, "inline")
-            caller = RunStream(thinker)
-            await held_back(running, caller, seed, "inline", LONG)
-            report = await watch_until(running.addresses["thinker"], lambda report: report.sessions == 1)
-            assert (report.leases, report.arena_bytes_total) == (0, 0)
-            talker = await watch_until(running.addresses["talker"], lambda report: report.sessions == 1)
-            assert dict(talker.transports) == {"inline": 1}
-            await caller.send(credit=stage_pb2.Credit(port="audio", total=PLENTY))
-            whole(await caller.finish(), seed, "inline", LONG)
-
-
-@lengths.long_form(
     "system/test_chain.py::test_every_tensor_through_shared_memory_gives_the_same_samples",
     "connector/test_transport_contract.py::test_sizes_around_every_limit",
     unkept="A chain that is told nothing sends its large rows through shared memory.",

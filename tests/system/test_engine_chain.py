@@ -3,15 +3,14 @@ and beside others, whoever is lost on the way."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 
 from helpers import lengths
-from helpers.ask import WholeAnswer, ask, read
-from helpers.disturbed import ask_through, audio_chunks, begun, continued, disturbed, joined, kill_when, text_chunks
+from helpers.ask import WholeAnswer, ask
+from helpers.disturbed import ask_through, audio_chunks, begun, disturbed, kill_when, text_chunks
 from helpers.engine_family import Reply, speech
 from helpers.families import PICTURE, looked_only
 from helpers.fleet import Fleet, fleet
@@ -35,7 +34,6 @@ TOKENS = 150
 Moment = Callable[[WholeAnswer], bool]
 
 MOMENTS: dict[str, Moment] = {"as it begins": begun, "in speech": audio_chunks(2), "late": text_chunks(60)}
-LEAVES: dict[str, Moment] = {"text": text_chunks(1), "sound": audio_chunks(1), "later": text_chunks(70)}
 
 SEEN = ("What is ", PICTURE, " and ")
 
@@ -104,14 +102,6 @@ async def test_it_speaks_the_formula_and_a_prompt_that_is_known_is_not_read_agai
     await all_free([house.address(name) for name in house.stages])
 
 
-async def test_eight_at_once_each_hear_their_own_answer(house: Fleet, seed: int) -> None:
-    async with omni_stub(house.address("router")) as stub:
-        answers = await asyncio.gather(*(ask(stub, question(seed + n, 40 + n)) for n in range(8)))
-    for n, answer in enumerate(answers):
-        check(answer, seed + n, 40 + n)
-    await all_free([house.address(name) for name in house.stages])
-
-
 @pytest.mark.parametrize("kind", ["thinker", "talker"])
 @lengths.one_or_all("moment", MOMENTS)
 async def test_one_on_the_engine_is_killed(house: Fleet, kind: str, moment: str, seed: int) -> None:
@@ -121,28 +111,6 @@ async def test_one_on_the_engine_is_killed(house: Fleet, kind: str, moment: str,
         answer = await ask_through(stub, question(seed), kill_when(strikes, house, kind))
         check(answer, seed)
         assert len(answer.failovers) == 1
-
-
-async def test_both_are_killed_one_after_the_other(house: Fleet, seed: int) -> None:
-    async with disturbed(house, alike=False) as stub:
-        answer = await ask_through(
-            stub, question(seed), kill_when(text_chunks(20), house, "talker"), kill_when(text_chunks(60), house, "thinker")
-        )
-        check(answer, seed)
-        assert len(answer.failovers) == 2
-
-
-@lengths.one_or_all("moment", LEAVES)
-async def test_a_client_that_comes_back_hears_the_rest(house: Fleet, moment: str, seed: int) -> None:
-    leaves = LEAVES[lengths.draw(moment, LEAVES, seed)]
-    async with omni_stub(house.address("router")) as stub:
-        call, begin = stub.Generate(question(seed), timeout=60), WholeAnswer()
-        while not leaves(begin):
-            begin.take(await read(call))
-        call.cancel()
-        rest = await ask(stub, continued(question(seed), begin))
-        check(joined(begin, rest), seed)
-    await all_free([house.address(name) for name in house.stages])
 
 
 async def test_nobody_finds_what_another_key_has_asked(house: Fleet):

@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 
 from helpers import lengths
-from helpers.ask import WholeAnswer, ask, read, read_all, refusal, request
+from helpers.ask import WholeAnswer, ask, request
 from helpers.disturbed import MOMENTS, SLOW, SLOWER_SOUND, audio_chunks, continued, disturbed, joined
 from helpers.fleet import Fleet, fleet
 from omnistage.v1 import omni_pb2, omni_pb2_grpc
@@ -62,23 +62,3 @@ async def test_a_router_is_killed_and_then_the_next_one(toys: Fleet, seed: int) 
         both = joined(begin, more)
         rest = await ask(stub, continued(asked, both))
         joined(both, rest).check_toy(seed, "hello", TOKENS)
-
-
-@lengths.long_form(
-    "router/test_sharing.py::test_a_client_that_comes_back_over_another_connection_takes_its_request_over",
-    "system/test_lost_router.py::test_the_rest_of_an_answer_comes_from_the_next_router",
-)
-async def test_a_request_that_is_asked_again_ends_the_older_one(toys: Fleet, seed: int) -> None:
-    """As when only the connection was lost and the router does not know it yet."""
-    async with disturbed(toys) as stub:
-        asked = request("hello", seed, thinker=LONG, request_id="asked-again")
-        begin, old = WholeAnswer(), stub.Generate(asked, timeout=60)
-        while len(begin.of("audio")) < 10:
-            begin.take(await read(old))
-        rest = await ask(stub, continued(asked, begin))
-        joined(begin, rest).check_toy(seed, "hello", TOKENS)
-        with pytest.raises(grpc.aio.AioRpcError) as failed:
-            async for _ in read_all(old):
-                pass
-        told = refusal(failed.value)
-        assert (told.code, told.reason) == (grpc.StatusCode.ABORTED, "SUPERSEDED")

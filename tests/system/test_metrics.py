@@ -114,7 +114,7 @@ def said(*sections: str, who: set[str] | None = None) -> dict[str, object]:
 @lengths.long_form(
     "system/test_metrics.py::test_stages_that_have_more_show_what_the_page_says_of_them",
     "system/test_host.py::test_metrics_page_shows_every_family",
-    "cli/test_stack_metrics.py::test_families_of_all_processes_are_merged_and_every_sample_says_whose_it_is",
+    "cli/test_status.py::test_families_of_all_processes_are_merged_and_every_sample_says_whose_it_is",
     unkept="A router and a launcher show no metric that the page does not describe.",
 )
 async def test_each_process_of_a_stack_shows_what_the_page_says_of_it_and_nothing_else(stack: Launched) -> None:

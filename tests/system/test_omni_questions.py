@@ -28,7 +28,7 @@ pytestmark = lengths.long_form(
     "models/qwen2_5_omni/test_thinker.py::test_what_was_asked_otherwise_is_not_found",
     "models/qwen2_5_omni/test_thinker.py::test_media_that_cannot_be_read_are_told_and_the_next_is_answered",
     "cli/test_attached.py::test_media_stand_before_the_words_in_the_order_given",
-    "cli/test_attached.py::test_what_cannot_be_read_is_named_with_its_option",
+    "cli/test_attached.py::test_what_cannot_be_read_is_named",
     "cli/test_layouts.py::test_sound_is_refused_with_the_reason",
     "cli/test_status.py::test_bytes_are_written_for_people",
 )

@@ -15,11 +15,14 @@ import pytest_asyncio
 from helpers import lengths, media_files
 from helpers.ask import WholeAnswer, ask, refused
 from helpers.converse import ConverseStream, TurnFailed, file_chunks, on_port
-from helpers.disturbed import ask_through, begun, disturbed, kill_when, text_chunks
+from helpers.disturbed import ask_through, begun, disturbed, kill_when, report_of, text_chunks
 from helpers.fleet import Fleet, fleet
+from helpers.metrics import fetched, value
+from helpers.omni_family import FAMILIES
 from helpers.servers import all_free, omni_stub
 from omnistage.client import AsyncOmni, Video
 from omnistage.client.request import Options
+from omnistage.models.tiny.qwen2_5_omni.sizes import SIZES
 from omnistage.router.conversation import REPLAY_BYTES
 from omnistage.v1 import omni_pb2, stage_pb2
 
@@ -31,6 +34,7 @@ pytestmark = [
         "router/test_converse.py::test_a_thinker_that_is_lost_while_it_is_sent_a_film",
         "cli/test_attached.py::test_a_film_that_is_larger_than_a_request_is_streamed",
         "models/contract/test_contract.py::test_contract_of_a_slow_model",
+        "router/test_omni_chain.py::test_prompt_rows_of_megabytes_go_down_in_pieces",
     )
 ]
 
@@ -54,8 +58,8 @@ def house(tmp_path_factory: pytest.TempPathFactory, omni_checkpoint: Path) -> It
         yield running
 
 
-def question(seed: int, *media: stage_pb2.Media, tokens: int = TOKENS) -> omni_pb2.GenerateRequest:
-    parts = [*(stage_pb2.Part(media=medium) for medium in media), stage_pb2.Part(text="What is this?")]
+def question(seed: int, *media: stage_pb2.Media, tokens: int = TOKENS, words: str = "What is this?") -> omni_pb2.GenerateRequest:
+    parts = [*(stage_pb2.Part(media=medium) for medium in media), stage_pb2.Part(text=words)]
     thinker = stage_pb2.ThinkerParams(
         messages=[stage_pb2.Message(role="user", parts=parts)], sampling=SAMPLING, max_tokens=tokens, ignore_eos=True
     )
@@ -150,23 +154,6 @@ async def test_a_film_that_is_larger_than_a_request_is_seen_as_a_small_one_is(ho
     await all_free([house.address(name) for name in house.stages])
 
 
-async def test_many_at_once_say_what_they_say_alone(house: Fleet, seed: int) -> None:
-    kinds = {
-        "image/png": lambda n: media_files.picture(seed + n),
-        "audio/wav": lambda n: media_files.sound(seed + n),
-        "video/mp4": lambda n: media_files.film(seed + n),
-    }
-    asked = [
-        question(seed + n, *(stage_pb2.Media(data=make(n), media_type=kind) for kind, make in list(kinds.items())[: n % 4]), tokens=20)
-        for n in range(5)
-    ]
-    async with omni_stub(house.address("router")) as stub:
-        together = await asyncio.gather(*(ask(stub, one) for one in asked))
-        alone = [await ask(stub, one) for one in asked]
-    assert [answer.text() for answer in together] == [answer.text() for answer in alone]
-    await all_free([house.address(name) for name in house.stages])
-
-
 async def test_media_that_cannot_be_read_are_told_and_the_next_one_is_served(house: Fleet, seed: int) -> None:
     good = media_files.picture(seed)
     async with omni_stub(house.address("router")) as stub:
@@ -176,3 +163,36 @@ async def test_media_that_cannot_be_read_are_told_and_the_next_one_is_served(hou
             assert refusal.metadata["field"].startswith("thinker.messages.parts.media"), refusal
         assert (await ask(stub, question(seed, stage_pb2.Media(data=good, media_type="image/png"), tokens=5))).text()
     await all_free([house.address(name) for name in house.stages])
+
+
+async def test_the_rows_of_a_long_prompt_go_once_through_shared_memory(tmp_path: Path, omni_checkpoint: Path, seed: int) -> None:
+    """2,000 tokens and more are 1.5 MiB of rows here; those of the answer go inline. A request for text alone moves none."""
+    kinds, arguments = ("thinker", "talker"), ["--checkpoint", str(omni_checkpoint), "--dtype", "float32", "--inline-limit", "8192"]
+    with fleet(tmp_path, replicas=1, kinds=kinds, pipeline="qwen2_5_omni-codes", family="qwen2_5_omni", stage_args=arguments) as chain:
+        asked = question(seed, tokens=20, words="".join(random.Random(seed).choices("abcdefgh ", k=5000)))
+        # The speech does not end, and has more frames than rows: who has all of its frames is sent no more.
+        asked.talker.CopyFrom(stage_pb2.TalkerParams(max_frames=40, sampling=FAMILIES["qwen2_5_omni"].endless()))
+        thinker = chain.server("thinker-0")
+
+        async def sent() -> dict[str, float]:
+            """Bytes of tensors that the Thinker gave to the Talker so far, by the way they went."""
+            page = await asyncio.to_thread(fetched, thinker.metrics_address)
+            return {way: value(page, "omnistage_connector_sent_bytes_total", transport=way) for way in ("inline", "shared_memory")}
+
+        before = await sent()
+        async with omni_stub(chain.address("router")) as stub:
+            text = omni_pb2.GenerateRequest(outputs=["text"])
+            text.MergeFrom(asked)
+            assert (await ask(stub, text)).text() and await sent() == before
+            answer = await ask(stub, asked)
+        assert answer.usage is not None
+        rows = answer.usage.stages[1].input_items["prompt"]
+        assert rows > 2000
+        width = SIZES["tiny"].thinker.hidden
+        moved = {way: size - before[way] for way, size in (await sent()).items()}
+        # With the rows of the answer, and where those of the prompt stand.
+        assert sum(moved.values()) == (rows + 19) * width * 4 + rows * 3 * 4
+        assert moved["shared_memory"] > 0.9 * rows * width * 4, "but for the last few, which are below the limit"
+        await all_free([chain.address(name) for name in chain.stages])
+        report = await report_of(thinker.address)
+        assert report.arena_bytes_used == 0 == report.leases

@@ -31,7 +31,6 @@ from helpers.stable_diffusion import SIDE as WHOLE_SIDE
 from helpers.stable_diffusion import stable_diffusion
 from omnistage.client import AsyncOmni, BadRequestError, Done, Picture, Progress, Rows
 from omnistage.models.diffusers.folder import load_pipeline
-from omnistage.models.toy import formulas
 from omnistage.v1 import stage_pb2
 
 SIDE = 64
@@ -47,37 +46,28 @@ LOOK_S = 0.5
 BUSY = 0.1
 """Part of the time that a thread computes: whoever draws does nothing else, and an event loop that only waits does much less."""
 
+PIPELINE = {"description": "For a test.", "outputs": ["image", "progress"], "stages": [{"kind": "diffusion", "family": "diffusers"}]}
 PIPELINES: Mapping[str, Mapping[str, object]] = {
-    "words": {
-        "inputs": ["text"],
-        "outputs": ["text"],
-        "stages": [{"kind": "thinker", "family": "toy"}],
-        "defaults": {"thinker": {"max_tokens": 256}},
-    },
-    "painter": {
-        "inputs": ["text"],
-        "outputs": ["image", "progress"],
-        "on_request": ["latents", "pixels"],
-        "stages": [{"kind": "diffusion", "family": "diffusers"}],
-    },
-    "editor": {"inputs": ["text", "image"], "outputs": ["image", "progress"], "stages": [{"kind": "diffusion", "family": "diffusers"}]},
+    "painter": {"inputs": ["text"], "on_request": ["latents", "pixels"]},
+    "editor": {"inputs": ["text", "image"]},
 }
 
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Two that draw from words, one that edits, one that writes, and a router that serves them as three pipelines."""
+    """Two that draw from words, one that edits, and a router that serves them as two pipelines."""
     folder = tmp_path_factory.mktemp("house")
     for name, pipeline in PIPELINES.items():
-        (folder / f"{name}.yaml").write_text(json.dumps({"name": name, "description": "For a test.", **pipeline}))
+        (folder / f"{name}.yaml").write_text(json.dumps({"name": name, **PIPELINE, **pipeline}))
     running = Fleet(folder)
     try:
         for name in ("painter-0", "painter-1"):
             running.add(name, "omnistage.diffusion", *stage_flags(USUAL, "diffusers"), *of_checkpoint("z-image"))
         running.add("editor-0", "omnistage.diffusion", *stage_flags(EDITED, "diffusers"), *of_checkpoint("qwen-image-edit"))
-        running.add("words-0", "omnistage.thinker", *stage_flags())
         running.ready()
-        running.add("router", "omnistage.router", *router_flags(running, folder, "painter", "words", "editor"))
+        stages = ",".join(f"{name}/diffusion={running.address(replica)}" for name in PIPELINES for replica in running.of(name))
+        files = ",".join(str(folder / f"{name}.yaml") for name in PIPELINES)
+        running.add("router", "omnistage.router", "--pipeline", files, "--stages", stages, "--grace", "5")
         running.ready("router")
         yield running
     except BaseException as error:
@@ -89,14 +79,6 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 def of_checkpoint(name: str) -> list[str]:
     return ["--checkpoint", str(checkpoint(name)), "--dtype", "float32"]
-
-
-def router_flags(running: Fleet, folder: Path, *pipelines: str) -> list[str]:
-    """The options of a router that serves these pipelines; the first is its default."""
-    kinds = {name: "thinker" if name == "words" else "diffusion" for name in pipelines}
-    stages = [f"{name}/{kind}={running.address(replica)}" for name, kind in kinds.items() for replica in running.of(name)]
-    files = [str(folder / f"{name}.yaml") for name in pipelines]
-    return ["--pipeline", ",".join(files), "--stages", ",".join(stages), "--grace", "5"]
 
 
 @lengths.drawn_cells(1, "guidance", [0.0, 5.0])
@@ -130,49 +112,6 @@ async def test_an_edited_picture_is_the_one_that_diffusers_draws(house: Fleet, s
     said: dict[str, Any] = {"true_cfg_scale": 4.0, "negative_prompt": " ", "num_inference_steps": 4}
     wanted = drawn_by_diffusers(checkpoint("qwen-image-edit"), seed, "make it night", image=given_to_diffusers, width=96, height=64, **said)
     check_near(pixels(*files_of(answer)), wanted)
-
-
-@lengths.long_form(
-    "models/diffusers/test_model.py::test_eight_at_once_each_get_what_they_get_alone",
-    "models/diffusers/test_model.py::test_previews_are_as_many_and_as_large_as_asked_for",
-)
-async def test_eight_draw_at_once_as_each_does_alone(house: Fleet, seed: int) -> None:
-    """Each its own, whatever shares its steps; and what is shown on the way is what was asked for."""
-    asked: list[dict[str, Any]] = [
-        {
-            "prompt": f"{number} red circles" + ", and a hill" * number,
-            "seed": seed + number,
-            "steps": 3 + number,
-            "width": 64 + 32 * (number % 3),
-            "guidance_scale": [0.0, 2.0, 5.0][number % 3],
-            "previews": number % 4,
-            "preview_side": 32,
-        }
-        for number in range(8)
-    ]
-    address = house.address("router")
-    together = await asyncio.gather(*(drawn(address, **each) for each in asked))
-    files = set[bytes]()
-    for each, (picture, previews, steps) in zip(asked, together, strict=True):
-        alone, _, _ = await drawn(address, **each)
-        check_near(pixels(picture), pixels(alone))
-        assert pixels(picture).shape == (SIDE, each["width"], 3)
-        assert len(previews) == each["previews"] and all(max(pixels(preview).shape) == 32 for preview in previews)
-        assert steps == sorted(steps) and steps[-1] == (each["steps"], each["steps"])
-        files.add(pixels(picture).tobytes())
-    assert len(files) == 8
-    await all_free([house.address(name) for name in house.stages])
-
-
-async def drawn(address: str, **asked: Any) -> tuple[bytes, list[bytes], list[tuple[int, int]]]:
-    """By a client of its own: the picture, its previews, and its progress."""
-    async with AsyncOmni(address=address) as omni, aclosing(omni.stream_draw(pipeline="painter", **asked)) as stream:
-        events = [event async for event in stream]
-    assert isinstance(events[-1], Done)
-    pictures = [event for event in events if isinstance(event, Picture)]
-    (picture,) = [event.data for event in pictures if event.preview_step is None]
-    previews = [event.data for event in pictures if event.preview_step is not None]
-    return picture, previews, [(event.done, event.total) for event in events if isinstance(event, Progress)]
 
 
 @lengths.drawn_cells(1, "way", ["cancelled", "closed", "disconnected"])
@@ -379,30 +318,6 @@ async def test_what_cannot_be_drawn_is_told_and_the_next_good_request_works(hous
     assert all(house.server(name).alive for name in house.names)
 
 
-@lengths.long_form(
-    "cli/test_several.py::test_one_address_answers_and_draws",
-    "router/test_choice.py::test_a_prompt_is_drawn_where_only_drawing_can_be_meant",
-)
-async def test_one_router_serves_words_and_pictures(house: Fleet, seed: int) -> None:
-    """Nobody names a pipeline: what is to be written goes to the one, what is to be drawn to the other, at the same time."""
-    folder = house.server("router").log_path.parent
-    flags = router_flags(house, folder, "words", "painter")
-    with ServerProcess("omnistage.router", *flags, log_folder=folder) as router:
-        router.wait_ready()
-        async with AsyncOmni(address=router.address) as omni:
-            # A pipeline that is ready stands first.
-            assert {(one.name, one.draws, one.only_draws) for one in await omni.pipelines()} == {
-                ("words", False, False),
-                ("painter", True, True),
-            }
-            calls = [omni.draw("a hill", seed=seed, steps=30), omni.generate("hello", seed=3), omni.generate("a hill", seed=seed, steps=30)]
-            painted, written, again = await asyncio.gather(*calls)
-    assert (painted.pipeline, written.pipeline, again.pipeline) == ("painter", "words", "painter")
-    assert (painted.text, len(painted.images), written.pictures) == ("", 1, ())
-    assert written.text == formulas.text(3, "hello", formulas.NATURAL_LENGTH)
-    check_near(pixels(again.pictures[0].data), pixels(painted.pictures[0].data))
-
-
 LATENTS, PIXELS = "latents", "pixels"
 OF_ROWS: Mapping[str, Any] = {"outputs": ["image", LATENTS, PIXELS], "guidance_scale": 0.0}
 ABOVE_INLINE = 64 << 10
@@ -506,16 +421,3 @@ async def test_a_pipeline_by_whole_calls_draws_and_offers_no_rows(seed: int, tmp
     said = {"width": WHOLE_SIDE, "height": WHOLE_SIDE, "num_inference_steps": 3}
     wanted = drawn_by_diffusers(stable_diffusion(), seed, "a hill", lora, guidance_rescale=0.5, **said)
     check_near(pixels(picture.data), wanted)
-
-
-@lengths.long_form(
-    "router/test_pipeline.py::test_what_a_pipeline_may_give_it_gives_where_a_stage_has_it",
-    "system/test_pictures.py::test_latents_and_pixels_come_in_the_message_however_large",
-)
-async def test_the_file_that_comes_along_offers_the_rows_of_who_has_them(house: Fleet, seed: int, tmp_path: Path) -> None:
-    stages = f"diffusion={house.address('painter-0')}"
-    with ServerProcess("omnistage.router", "--pipeline", "diffusers", "--stages", stages, log_folder=tmp_path) as router:
-        router.wait_ready()
-        async with AsyncOmni(address=router.address) as omni:
-            assert [one.on_request for one in await omni.pipelines()] == [(LATENTS, PIXELS)]
-            assert set((await omni.draw("a hill", seed=seed, steps=2, **OF_ROWS)).rows) == {LATENTS, PIXELS}

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from helpers.ask import WholeAnswer, ask
 from helpers.disturbed import DisturbanceStep, ask_through, audio_chunks, continued, joined, report_of
 from helpers.fleet import Fleet, fleet
 from helpers.gateway import gateway
-from helpers.omni_answers import CASES, Qwen3Answers
 from helpers.omni_family import FAMILIES, question
 from helpers.servers import all_free, omni_stub
 from omnistage.client import Omni
@@ -56,19 +54,6 @@ def house(tmp_path_factory: pytest.TempPathFactory, qwen3_checkpoint: Path) -> I
         stage_args=["--checkpoint", str(qwen3_checkpoint), "--dtype", "float32"],
     ) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def answers(qwen3_checkpoint: Path) -> Qwen3Answers:
-    return Qwen3Answers(qwen3_checkpoint)
-
-
-@lengths.some_or_all("case", CASES, 2)
-async def test_text_codes_and_sound_are_those_of_transformers(house: Fleet, answers: Qwen3Answers, case: str, seed: int) -> None:
-    frames = 12 if case.startswith(lengths.DRAWN) else 30
-    expected = await answers.expected(lengths.draw_of(case, CASES, 2, "qwen3 chain"), frames, random.Random(seed))
-    async with omni_stub(house.address("router")) as stub:
-        await expected.check(stub, FAMILY)
 
 
 async def test_speakers_are_spread_over_talkers_and_code2wavs(house: Fleet, seed: int) -> None:
