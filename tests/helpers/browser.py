@@ -15,6 +15,8 @@ import pytest
 from numpy.typing import NDArray
 from playwright.async_api import BrowserContext, ConsoleMessage, Page, Request, async_playwright, expect
 
+from helpers import servers
+from helpers.gateway import gateway
 from tools.examples import BUILT, install_modules
 
 CHROMIUM = shutil.which("chromium")
@@ -23,15 +25,8 @@ LAUNCHER = Path(__file__).with_name("chromium.sh")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
 
 FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-features=HttpsUpgrades",
-    "--autoplay-policy=user-gesture-required",
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--disable-features=HttpsUpgrades", "--autoplay-policy=user-gesture-required"),
 )
 
 RATE_HZ = 24_000
@@ -119,6 +114,24 @@ async def opened(context: BrowserContext, url: str) -> BrowserPage:
     await watched.page.goto(url)
     await watched.page.locator("#state.ready").wait_for()
     return watched
+
+
+@asynccontextmanager
+async def page_at(url: str, *flags: str, checks: bool = True, **options: Any) -> AsyncIterator[Page]:
+    """The page of a gateway in a browser of its own. checks: at the end nothing has gone wrong. flags, options: of `browser`."""
+    async with browser(*flags, **options) as context:
+        watched = await opened(context, url)
+        yield watched.page
+        if checks:
+            await watched.check(url)
+
+
+@asynccontextmanager
+async def page_of(folder: Path, **chain: Any) -> AsyncIterator[tuple[Page, servers.ServerProcesses]]:
+    """A page in front of a chain of its own, and the chain, of which something may go wrong. folder: of its logs."""
+    with servers.stack(folder, **chain) as stack, gateway(stack.address, folder) as server:
+        async with page_at(f"http://{server.address}", checks=False) as page:
+            yield page, stack
 
 
 async def ask(page: Page, text: str, seed: int | None = None) -> None:

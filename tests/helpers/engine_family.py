@@ -46,8 +46,6 @@ VOICES = ("low", "high")
 TAIL = 5
 """Frames after the frame that the last reply row was for."""
 
-# By hand -------------------------------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Reply:
@@ -87,9 +85,6 @@ def _spoken_prompt(rows: Array, voice: int, scope: str = "") -> Prompt:
     return Prompt(items, given, scope=scope.encode())
 
 
-# On the engine -------------------------------------------------------------------------------------------------------------------------
-
-
 class _SlowDecoder(CountingDecoder):
     """Takes interval_s for a step, as one with weights would."""
 
@@ -103,21 +98,12 @@ class _SlowDecoder(CountingDecoder):
 
 def _engine(options: LoadOptions) -> Engine:
     decoder = _SlowDecoder(OmniOptions.from_settings(dict(options.family)).interval_s)
-    return Engine(
-        decoder,
-        CountingHead(),
-        pages=PAGES,
-        limits=SchedulerLimits(max_sequences=SESSIONS, max_waiting=with_resumed(SESSIONS)),
-        poison=True,
-    )
+    limits = SchedulerLimits(max_sequences=SESSIONS, max_waiting=with_resumed(SESSIONS))
+    return Engine(decoder, CountingHead(), pages=PAGES, limits=limits, poison=True)
 
 
-class SlowThinker(ArithmeticThinker):
-    """The Thinker on the engine, with steps that take time."""
-
-
-def load_thinker(folder: Path | None, options: LoadOptions) -> SlowThinker:
-    return SlowThinker(_engine(options))
+def load_thinker(folder: Path | None, options: LoadOptions) -> ArithmeticThinker:
+    return ArithmeticThinker(_engine(options))
 
 
 class StarvingTalker(OnEngine):

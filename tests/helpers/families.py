@@ -154,7 +154,7 @@ def of_helper(kind: str, name: str) -> StageLogic:
 
 
 def of_checkpoint(name: str, **options: object) -> StageLogic:
-    """Of a checkpoint that draws. One film at a time: beside others it is the same to rounding only."""
+    """The model of a checkpoint that draws, one film at a time: beside others it is the same to rounding only."""
     from helpers.drawings import checkpoint
 
     return family_logic("diffusers", "diffusion", options, checkpoint(name))

@@ -63,22 +63,8 @@ def frames(file: bytes, *, pixel_format: str = "rgb24", heard: bool = False) -> 
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "source"
         source.write_bytes(file)
-        words = [
-            "-i",
-            str(source),
-            "-an",
-            "-sn",
-            "-vsync",
-            "passthrough",
-            "-vf",
-            "showinfo",
-            "-pix_fmt",
-            pixel_format,
-            "-f",
-            "rawvideo",
-            "-",
-        ]
-        done = _run(*words, loud=True)
+        words = ("-an", "-sn", "-vsync", "passthrough", "-vf", "showinfo", "-pix_fmt", pixel_format, "-f", "rawvideo", "-")
+        done = _run("-i", str(source), *words, loud=True)
     told = SHOWN.findall(done.stderr)
     assert told, "ffmpeg shows nothing of it"
     # Frames that are larger or smaller than the first are scaled to its size.

@@ -95,9 +95,6 @@ def failovers_of(events: Sequence[stage_pb2.RunResponse]) -> list[stage_pb2.Fail
     return [event.failover for event in events if event.HasField("failover")]
 
 
-# Replicas -------------------------------------------------------------------------------------------------------------------------------
-
-
 class StoppableReplica:
     """A stage in this loop that can be stopped in the middle of its sessions, as if it were killed."""
 
@@ -154,9 +151,6 @@ def chunk(seq: int, *, last: bool = False) -> stage_pb2.RunResponse:
 
 ENDED = stage_pb2.RunResponse(ended=stage_pb2.Ended())
 
-# Peers ---------------------------------------------------------------------------------------------------------------------------------
-
-
 Beats = Callable[[bytes, Context], AsyncIterator[bytes]]
 
 
@@ -184,12 +178,15 @@ async def bare_peer(
         request = stage_pb2.RunRequest.FromString(message) if isinstance(message, bytes) else stage_pb2.RunRequest()
         await behave(request.open, context)
 
+    async def describe(request: bytes, context: Context) -> bytes:
+        return (description or stage_pb2.DescribeResponse()).SerializeToString()
+
     server = grpc.aio.server(options=server_options())
     methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {"Run": grpc.stream_stream_rpc_method_handler(run)}
     if beats is not None:
         methods["Watch"] = grpc.unary_stream_rpc_method_handler(beats)
     if description is not None:
-        methods["Describe"] = grpc.unary_unary_rpc_method_handler(says_it_is(description))
+        methods["Describe"] = grpc.unary_unary_rpc_method_handler(describe)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("omnistage.v1.StageService", methods),))
     address = take_address()
     server.add_insecure_port(address)
@@ -198,13 +195,6 @@ async def bare_peer(
         yield address
     finally:
         await server.stop(0)
-
-
-def says_it_is(description: stage_pb2.DescribeResponse) -> Callable[[bytes, Context], Awaitable[bytes]]:
-    async def describe(request: bytes, context: Context) -> bytes:
-        return description.SerializeToString()
-
-    return describe
 
 
 async def say(context: Context, *messages: stage_pb2.RunResponse | bytes) -> None:

@@ -66,8 +66,6 @@ def read_toy(folder: Path, options: LoadOptions, group: Group) -> PackedDecoder:
     return MIX.decoder(int(options.family["seed"]), getattr(torch, options.dtype), group)
 
 
-# Experts, positions on three axes in turns, norms of heads, vectors added behind layers ------------------------------------------------
-
 MIXED = DecoderConfig(
     layers=3,
     hidden_size=100,

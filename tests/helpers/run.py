@@ -35,16 +35,10 @@ SESSION = "session-1"
 
 def params(kind: str, prompt: str = "hello", **fields: object) -> stage_pb2.StageParams:
     """Params of a kind: a user's message and room for 256 tokens for a Thinker, a prompt for a Diffusion, defaults for the others."""
+    usual = {"thinker": {"messages": messages(prompt), "max_tokens": 256}, "diffusion": {"prompt": prompt}}
     chosen = stage_pb2.StageParams()
-    if kind == "thinker":
-        values = {"messages": messages(prompt), "max_tokens": 256, **fields}
-        chosen.thinker.CopyFrom(stage_pb2.ThinkerParams(**values))  # type: ignore[arg-type]
-    elif kind == "talker":
-        chosen.talker.CopyFrom(stage_pb2.TalkerParams(**fields))  # type: ignore[arg-type]
-    elif kind == "code2wav":
-        chosen.code2wav.CopyFrom(stage_pb2.Code2WavParams(**fields))  # type: ignore[arg-type]
-    else:
-        chosen.diffusion.CopyFrom(stage_pb2.DiffusionParams(**{"prompt": prompt, **fields}))  # type: ignore[arg-type]
+    own = getattr(chosen, kind)
+    own.CopyFrom(type(own)(**{**usual.get(kind, {}), **fields}))
     return chosen
 
 
@@ -236,14 +230,12 @@ def row_chunks(port: str, rows: NDArray[np.float32], cuts: Sequence[int]) -> lis
 
 def code_chunks(codes: NDArray[np.uint32], cuts: Sequence[int]) -> list[chunk_pb2.Chunk]:
     """[frames, codebooks] as chunks of the given sizes, the last one with `last`."""
-    return _numbered(
-        [
-            chunk_pb2.Chunk(
-                port="codes", count=len(part), codes=chunk_pb2.CodeChunk(codes=part.ravel().tolist(), codebook_count=codes.shape[1])
-            )
-            for part in _split(codes, cuts)
-        ]
-    )
+
+    def chunk(part: NDArray[np.uint32]) -> chunk_pb2.Chunk:
+        carried = chunk_pb2.CodeChunk(codes=part.ravel().tolist(), codebook_count=codes.shape[1])
+        return chunk_pb2.Chunk(port="codes", count=len(part), codes=carried)
+
+    return _numbered([chunk(part) for part in _split(codes, cuts)])
 
 
 def _split(rows: Rows, cuts: Sequence[int]) -> list[Rows]:

@@ -61,8 +61,6 @@ STOP_TIMEOUT_S = 25.0
 SETTLE_TIMEOUT_S = 25.0
 """These two are shorter than a grace of 30 s, which nobody is to wait for."""
 
-# Real processes ------------------------------------------------------------------------------------------------------------------------
-
 
 class NotReady(RuntimeError):
     """The process ended, or said nothing in time, before it was ready. `exit_code` is None if it had to be killed."""
@@ -243,9 +241,6 @@ def toy_address(folder: Path, pipeline: str, *router_args: str) -> Iterator[str]
         yield running.address
 
 
-# In the test's own event loop ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Local:
     """A server in this process."""
@@ -353,8 +348,6 @@ async def local_chain(options: Mapping[str, object] | None = None, **settings: A
 
 # A port that one test gave back is soon the next test's; gRPC's shared connections would remember how the old server went away.
 CLIENT_OPTIONS = [*client_options(), ("grpc.use_local_subchannel_pool", 1)]
-
-# Calling them --------------------------------------------------------------------------------------------------------------------------
 
 
 @asynccontextmanager

@@ -1,7 +1,9 @@
-"""The installed packages: the wheels hold the code, their data, the command and a page of their own, and nothing else."""
+"""The installed packages: the wheels hold the code, their data, the command and a page of their own, and nothing else; pip finds versions
+for the client together with other packages."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -16,6 +18,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from helpers.lengths import LONG
+from helpers.wheels import environment
 from omnistage.client.private_stack import ALL_EXTRAS, install
 from tools import wheels
 from tools.groups import OWN
@@ -171,3 +175,26 @@ def test_the_floors_of_the_client_are_what_is_tested() -> None:
     for one in map(Requirement, core):
         floor = min(Version(each.version) for each in one.specifier if each.operator == ">=")
         assert floor == min(Version(version) for name, version in listed if name == one.name), one
+
+
+OTHERS = ("pipecat-ai", "livekit-agents", "tritonclient[grpc]", "mlflow", "streamlit")
+"""Packages that hold protobuf or grpcio to versions of their own."""
+
+
+def resolved(python: Path, dist: Path, *names: str) -> dict[str, str]:
+    """The versions that pip chooses, by name."""
+    report = dist / f"{names[-1]}.json"
+    command = [str(python), "-m", "pip", "install", "--dry-run", "--quiet", "--only-binary=:all:", f"--report={report}"]
+    done = subprocess.run([*command, f"--find-links={dist}", *names], capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    return {one["metadata"]["name"]: one["metadata"]["version"] for one in json.loads(report.read_text())["install"]}
+
+
+@pytest.mark.parametrize("other", [pytest.param(one, marks=LONG) for one in OTHERS])
+def test_they_are_had_in_the_version_that_they_have_alone(other: str, built: list[Path], tmp_path: Path) -> None:
+    """Nothing is installed; the test needs the index, and minutes."""
+    python = environment(tmp_path / "venv") / "bin" / "python"
+    name = other.partition("[")[0]
+    alone, both = (resolved(python, built[0].parent, *names) for names in ((other,), ("omnistage", other)))
+    assert "omnistage" in both
+    assert both[name] == alone[name], "an older one was taken, for the sake of the client"
