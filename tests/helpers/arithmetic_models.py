@@ -53,8 +53,6 @@ OPENING = Prompt(prompt_items([1, 2, 3]))
 
 
 class OnEngine(EngineModel):
-    """On an engine of their own."""
-
     def __init__(self, info: ModelInfo, own: Engine | None = None) -> None:
         super().__init__(own or engine(200, max_sequences=8, max_waiting=with_resumed(SESSIONS)), info)
 

@@ -30,8 +30,6 @@ def request(
 
 @dataclass
 class WholeAnswer:
-    """One whole answer."""
-
     started: omni_pb2.Started | None = None
     chunks: dict[str, list[chunk_pb2.Chunk]] = field(default_factory=dict)
     usage: omni_pb2.Usage | None = None

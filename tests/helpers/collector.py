@@ -24,8 +24,6 @@ Response = trace_service_pb2.ExportTraceServiceResponse
 
 @dataclass(frozen=True)
 class Event:
-    """An event of a span."""
-
     name: str
     at_ns: int
     attributes: Mapping[str, Any]

@@ -104,7 +104,6 @@ class FilmedScene:
 
 
 def cases() -> dict[str, Maker]:
-    """By a name that can be read."""
     return dict(_cases())
 
 

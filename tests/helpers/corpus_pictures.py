@@ -39,7 +39,6 @@ ROUNDED = 0.004
 
 
 def cases() -> dict[str, Maker]:
-    """By a name that can be read."""
     return dict(_cases())
 
 

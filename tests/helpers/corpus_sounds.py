@@ -87,7 +87,6 @@ LOSS = 0.01
 
 
 def cases() -> dict[str, Maker]:
-    """By a name that can be read."""
     return dict(_cases())
 
 

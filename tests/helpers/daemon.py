@@ -118,7 +118,6 @@ class Daemon:
         assert b"READY=1" in told, f"dockerd did not start:\n{self.log()}"
 
     def log(self) -> str:
-        """The end of the daemon's own log."""
         return self.log_path.read_text(errors="replace")[-4000:]
 
     def run(self, *command: str, timeout_s: float = 60.0, environment: Mapping[str, str] | None = None) -> str:
@@ -206,12 +205,10 @@ class Daemon:
             shutil.rmtree(self.folder)
 
     def cgroups(self) -> list[Path]:
-        """The control groups of its containers that are there."""
         return [path for pattern in ("", "*/") for path in Path("/sys/fs/cgroup").glob(f"{pattern}{self.cgroup}")]
 
 
 def compose_program() -> str:
-    """The docker-compose of the development environment."""
     return str(Path(sys.executable).parent / "docker-compose")
 
 

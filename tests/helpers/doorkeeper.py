@@ -11,8 +11,6 @@ from omnistage.router.admission import API_KEY
 
 
 class Doorkeeper(grpc.aio.ServerInterceptor):
-    """Notes each call, and whose it is."""
-
     def __init__(self) -> None:
         self.calls: list[tuple[str, object]] = []
 

@@ -107,8 +107,6 @@ def load_thinker(folder: Path | None, options: LoadOptions) -> ArithmeticThinker
 
 
 class StarvingTalker(OnEngine):
-    """Implements `TalkerModel`."""
-
     def __init__(self, own: Engine | None = None) -> None:
         rate = formulas.SAMPLE_RATE_HZ / formulas.SAMPLES_PER_FRAME
         codes = PortSpec("codes", Content.CODES, rate_hz=rate, width=SPEC.codebooks, compact=True)
@@ -151,7 +149,6 @@ class StarvingTalker(OnEngine):
                         return
 
     def _asked(self, request: SpeechRequest, prompt: Prompt) -> SequenceRequest:
-        """Raises Unfit."""
         room = SPEC.context - len(prompt) + 1
         return SequenceRequest(
             prompt,

@@ -49,7 +49,6 @@ class Fleet:
         os.kill(self._servers[name].pid, number)
 
     def kill(self, name: str) -> None:
-        """SIGKILL, and wait for the end."""
         self.signal(name, signal.SIGKILL)
         self._servers[name].wait()
 
@@ -69,7 +68,6 @@ class Fleet:
         return [name for name in self._servers if name != "router"]
 
     def of(self, kind: str) -> list[str]:
-        """Names of the replicas of a kind."""
         return [name for name in self._servers if name.partition("-")[0] == kind]
 
     def logs(self) -> str:

@@ -145,7 +145,6 @@ def _import_once(modules: Sequence[str]) -> None:
 
 
 def _become(asked: Mapping[str, Any], given: Sequence[int]) -> NoReturn:
-    """The program, to its end."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     numbers = [0, 1, 2, *asked["passed"]]
     # Out of the way first: a number that is wanted may be that of another one now.

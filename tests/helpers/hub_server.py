@@ -116,13 +116,11 @@ class HubServer:
         return [asked.what for asked in self.asked if asked.method == "GET" and not asked.what.startswith("api ")]
 
     def environment(self, home: Path) -> dict[str, str]:
-        """Variables with which a program asks this hub."""
         return {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(home)}
 
 
 @contextmanager
 def hub_server() -> Iterator[HubServer]:
-    """A hub without repositories, and its storage."""
     hub = HubServer()
     servers = [
         ThreadingHTTPServer(("127.0.0.1", 0), type("_HandlerOfHost", (_Handler,), {"hub": hub, "host": host}))
@@ -267,14 +265,12 @@ def _info(name: str, commit: str, siblings: list[dict[str, object]]) -> dict[str
 
 
 def _siblings(files: Mapping[str, File]) -> dict[str, dict[str, object]]:
-    """The files as the information about a commit lists them."""
     return {
         path: {"rfilename": path, "size": file.size, "blobId": file.oid} | _of_large(path, file, "sha256") for path, file in files.items()
     }
 
 
 def _entries(files: Mapping[str, File]) -> dict[str, dict[str, object]]:
-    """The files as the tree of a commit lists them."""
     return {
         path: {"type": "file", "path": path, "size": file.size, "oid": file.oid} | _of_large(path, file, "oid")
         for path, file in files.items()

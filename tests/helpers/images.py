@@ -149,7 +149,6 @@ def _digest() -> str:
 
 
 def _size(folder: Path) -> int:
-    """Bytes on the disk."""
     if not folder.exists():
         return 0
     return int(subprocess.run(["du", "-sB1", str(folder)], capture_output=True, text=True, check=True).stdout.split()[0])

@@ -67,7 +67,6 @@ async def hear(link: Link) -> list[stage_pb2.RunResponse]:
 
 
 def singly(event: stage_pb2.RunResponse) -> list[stage_pb2.RunResponse]:
-    """An event with several chunks as events with one."""
     if not event.HasField("chunks"):
         return [event]
     return [stage_pb2.RunResponse(chunk=chunk) for chunk in event.chunks.chunks]
@@ -122,8 +121,6 @@ async def replicas(
 
 
 class LinkListener:
-    """The messages that came up a link so far."""
-
     def __init__(self, link: Link) -> None:
         self._events = link.events()
         self.heard: list[stage_pb2.RunResponse] = []

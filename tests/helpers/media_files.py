@@ -38,7 +38,6 @@ def picture(seed: int, height: int = 60, width: int = 80, form: str = "PNG", **o
 
 
 def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
-    """A file of any picture of Pillow's."""
     file = io.BytesIO()
     image.save(file, form, **options)
     return file.getvalue()

@@ -36,7 +36,6 @@ async def said(model: ThinkerModel[P], request: TextRequest, wanted: Wanted | No
 
 
 async def text_pieces(model: ThinkerModel[P], request: TextRequest) -> list[TextPiece]:
-    """The text of an answer."""
     async with aclosing(said(model, request)) as pieces:
         return [piece async for piece in pieces if isinstance(piece, TextPiece)]
 

@@ -179,7 +179,6 @@ def _saved(pipeline: Any, **parts: Any) -> Path:
 
 
 def letters() -> PreTrainedTokenizerFast:
-    """Letter by letter."""
     words = {word: number for number, word in enumerate(["<pad>", "</s>", "<unk>", *"abcdefghijklmnopqrstuvwxyz ,.;:!?"])}
     tokenizer = Tokenizer(WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = Split("", "isolated")

@@ -191,7 +191,6 @@ def messages(turns: Sequence[Turn]) -> list[stage_pb2.Message]:
 
 
 def samples(answer: WholeAnswer) -> NDArray[np.float32]:
-    """The samples of an answer in float32."""
     return np.frombuffer(b"".join(chunk.audio.data for chunk in answer.of("audio")), "<f4")
 
 

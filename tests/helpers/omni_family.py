@@ -47,7 +47,6 @@ class OmniFamily:
     args_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def samples(self, frames: int) -> int:
-        """The samples of a speech of so many frames."""
         size, missing = self.frame
         return max(size * frames - missing, 0)
 
@@ -76,7 +75,6 @@ FAMILIES = {
 
 
 def drawn_family(place: str) -> str:
-    """One of the families, by the seed of the run and the place."""
     return lengths.draw("", FAMILIES, random.Random(f"{os.environ['OMNISTAGE_TEST_SEED']} {place}").getrandbits(32))
 
 
@@ -86,7 +84,6 @@ def family_params() -> list[Any]:
 
 
 def seen(seed: int) -> tuple[stage_pb2.Media, ...]:
-    """A picture, a sound and a film."""
     return (
         stage_pb2.Media(data=media_files.picture(seed), media_type="image/png"),
         stage_pb2.Media(data=media_files.sound(seed), media_type="audio/wav"),

@@ -180,7 +180,6 @@ class OmniReference:
         return made["input_features"], made["attention_mask"]
 
     def sound_rows(self, frames: int) -> int:
-        """The rows of a sound with so many frames of a spectrogram."""
         return ((frames - 1) // 2 + 1) // 2
 
     def film(self, inputs: dict[str, Any], place: int, sound: int) -> str:

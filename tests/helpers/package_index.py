@@ -74,13 +74,11 @@ class PackageIndex:
         return [asked for asked in self.asked if asked.method == "GET" and asked.path == f"/files/{name}" and asked.agent != "pip"]
 
     def by_pip(self, name: str) -> int:
-        """How often pip asked for a whole wheel."""
         return sum(
             asked.method == "GET" and asked.path == f"/files/{name}" and asked.agent == "pip" and not asked.range for asked in self.asked
         )
 
     def environment(self) -> dict[str, str]:
-        """Variables with which pip asks this index and nothing else."""
         login = f"{self.login}@" if self.login else ""
         return {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": f"http://{login}{self.address}/simple/"}
 
@@ -94,7 +92,6 @@ class PackageIndex:
 
 @contextmanager
 def package_index() -> Iterator[PackageIndex]:
-    """An index without packages, and its storage."""
     index = PackageIndex()
     servers = [ThreadingHTTPServer(("127.0.0.1", 0), type("_HandlerOfIndex", (_Handler,), {"index": index})) for _ in range(2)]
     with running(servers, index.over) as ports:

@@ -37,7 +37,6 @@ async def take_picture(url: str, path: Path) -> None:
 
 
 async def draw(page: Page, prompt: str) -> None:
-    """Return when it is drawn."""
     await page.get_by_text("Draw", exact=True).click()
     await ask(page, prompt, SEED)
     await page.locator(".assistant:not(.live) .whole").last.wait_for()

@@ -40,8 +40,6 @@ class Bare:
 
 @dataclass(frozen=True)
 class Failing:
-    """Send these events and end with that error."""
-
     events: Events
     error: StageError
 
@@ -142,7 +140,6 @@ class PlayingPeer(omni_pb2_grpc.OmniServiceServicer):
                 self.cancelled.set()
 
     async def Converse(self, request_iterator: object, context: grpc.aio.ServicerContext[object, object]) -> None:  # type: ignore[override]
-        """Not served."""
         await context.abort(grpc.StatusCode.UNIMPLEMENTED)
 
     async def ListModels(
@@ -237,7 +234,6 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 @asynccontextmanager
 async def listening(peer: PlayingPeer) -> AsyncIterator[Wire]:
-    """The peer, serving behind a wire."""
     server = grpc.aio.server(options=server_options(1 << 26))
     omni_pb2_grpc.add_OmniServiceServicer_to_server(peer, server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -23,7 +23,6 @@ spawn = multiprocessing.get_context("spawn")
 
 
 def receive(connection: Connection) -> bytes:
-    """The next message of the other process."""
     assert connection.poll(WAIT_S), "the other process does not answer"
     return connection.recv_bytes()
 
@@ -82,7 +81,6 @@ def running_apart(target: Callable[[Connection], None]) -> Iterator[tuple[Connec
 
 
 def names(arena: bytes) -> list[str]:
-    """Files of an arena."""
     return sorted(path.name for path in SHARED_MEMORY.glob(f"omnistage-{arena.hex()}-*"))
 
 

@@ -83,7 +83,6 @@ def change_weights(folder: Path, how: Callable[[Weights], Weights]) -> None:
 
 
 def made(folder: Path, variant: str, seed: int) -> Path:
-    """An empty folder, filled."""
     size, layer, change = VARIANTS[variant]
     values = config(Size(size, layer, TalkerSize()), write_tokenizer(folder, build_vocabulary()), "float32")
     fill(folder, changed(values, change), seed, torch.float32, show_nothing)

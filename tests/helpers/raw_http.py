@@ -27,7 +27,6 @@ class HttpAnswer:
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error of the answer, in OpenAI's form."""
         told = json.loads(self.body)
         assert set(told) == {"error"} and {"message", "type", "param", "code"} <= set(told["error"]), told
         error: dict[str, Any] = told["error"]
@@ -40,7 +39,6 @@ class HttpAnswer:
 
 
 def head(method: str, path: str, headers: Mapping[str, str], *, version: str = "1.1") -> bytes:
-    """The head of a request."""
     lines = [f"{method} {path} HTTP/{version}", *(f"{name}: {value}" for name, value in headers.items())]
     return "".join(f"{line}\r\n" for line in [*lines, ""]).encode("latin-1")
 

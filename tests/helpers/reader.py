@@ -79,5 +79,4 @@ def hand_over(connection: Connection, messages: list[tensor_pb2.Tensor]) -> byte
 
 
 def take_back(connection: Connection, sender: Sender) -> None:
-    """Have the reader give all its views back."""
     sender.release(tensor_pb2.Release.FromString(ask(connection, b"release")))

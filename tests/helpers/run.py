@@ -73,7 +73,6 @@ class RunAnswer:
     details: str | None = None
 
     def of(self, port: str) -> list[chunk_pb2.Chunk]:
-        """Chunks of a port, none if it has not come yet."""
         return self.chunks.get(port, [])
 
     def text(self) -> str:
@@ -167,7 +166,6 @@ class RunStream:
         return message.opened
 
     async def until(self, condition: Callable[[RunAnswer], bool]) -> None:
-        """Read until the condition holds."""
         while not condition(self.heard):
             assert await self.read() is not None, f"the stream ended first: {self.heard.ended}"
 

@@ -104,7 +104,6 @@ def ids(processor: Any, conversation: Conversation) -> list[int]:
 
 
 def blank(part: dict[str, Any], kind: str) -> NDArray[Any]:
-    """Black pixels or silent samples."""
     size = part[kind]
     return np.zeros(size if isinstance(size, int) else (*size, 3), np.float32)
 

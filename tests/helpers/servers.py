@@ -178,7 +178,6 @@ class ServerProcesses:
 
     @property
     def addresses(self) -> dict[str, str]:
-        """The addresses of the stages, by kind."""
         return {kind: server.address for kind, server in self.stages.items()}
 
     def processes(self) -> list[ServerProcess]:
@@ -243,20 +242,16 @@ def toy_address(folder: Path, pipeline: str, *router_args: str) -> Iterator[str]
 
 @dataclass
 class Local:
-    """A server in this process."""
-
     address: str
     service: GrpcService
     registry: CollectorRegistry
 
 
 def toy_logic(kind: str, options: Mapping[str, object] | None = None) -> StageLogic:
-    """The toy model of a kind, wrapped for its stage."""
     return family_logic("toy", kind, options)
 
 
 def family_logic(family: str, kind: str, options: Mapping[str, object] | None = None, checkpoint: Path | None = None) -> StageLogic:
-    """A model of a family, wrapped for its stage."""
     return STAGES[kind](load(family, kind, LoadOptions(checkpoint, family=dict(options or {}))))
 
 
@@ -337,7 +332,6 @@ async def _serving(
 
 @asynccontextmanager
 async def local_chain(options: Mapping[str, object] | None = None, **settings: Any) -> AsyncIterator[dict[str, Local]]:
-    """Thinker, Talker and Code2Wav in this event loop, by kind."""
     async with (
         local_stage(toy_logic("thinker", options), **settings) as thinker,
         local_stage(toy_logic("talker", options), **settings) as talker,
@@ -376,7 +370,6 @@ async def watch_until(address: str, condition: Callable[[stage_pb2.WatchResponse
 
 
 def is_free(report: stage_pb2.WatchResponse) -> bool:
-    """Nothing of any session is left."""
     return not (report.sessions or report.queued or report.leases or report.kv_pages_used)
 
 

@@ -55,7 +55,6 @@ class Sink:
 
     @property
     def variable(self) -> str:
-        """As OMNISTAGE_PLAYER has it."""
         return shlex.join(self._words)
 
     @property
@@ -66,11 +65,9 @@ class Sink:
 
     @property
     def rate_hz(self) -> int:
-        """With which it began last."""
         return int((self._folder / "rate").read_text())
 
     def samples(self) -> NDArray[np.float32]:
-        """All that was taken."""
         import numpy as np
 
         written = self._folder / "sound"

@@ -43,8 +43,6 @@ def _listens(address: str, options: Sequence[int], taken: list[socket.socket]) -
 
 
 class Squatter:
-    """That process, from the test's side."""
-
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 

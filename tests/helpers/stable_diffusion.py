@@ -92,7 +92,6 @@ def variant(class_name: str, folder: Path, scheduler: Mapping[str, Any] | None =
 
 
 def _tokenizer() -> CLIPTokenizer:
-    """Letter by letter."""
     letters = string.ascii_lowercase
     words = ("<|startoftext|>", "<|endoftext|>", *letters, *(f"{letter}</w>" for letter in letters))
     return CLIPTokenizer(vocab={word: number for number, word in enumerate(words)}, merges=[], model_max_length=77)

@@ -84,7 +84,6 @@ class TalkerLoop:
 
     @property
     def silent(self) -> list[int]:
-        """As Transformers suppresses them."""
         size = self.talker.config.text_config.vocab_size
         return [item for item in range(size - RESERVED, size) if item != self.end]
 
@@ -250,7 +249,6 @@ class TalkerReference(TalkerLoop):
         return TalkerConversation(ids, media, [source.randrange(70) for _ in range(tokens)], hidden, voice)
 
     def rows(self, asked: TalkerConversation) -> list[TensorRows]:
-        """The rows that a Thinker gives the Talker."""
         embedded = self.embedding[[*asked.ids, *CHAT]]
         is_medium = np.isin([*asked.ids, *CHAT], [IDS[f"{kind}_token_id"] for kind in ("audio", "image", "video")])
         padded = torch.cat((asked.hidden, torch.zeros(len(CHAT), self.row_size)))
@@ -274,7 +272,6 @@ class TalkerReference(TalkerLoop):
         return places
 
     def given_to(self, asked: TalkerConversation) -> GivenRows:
-        """The input that Transformers gives its Talker."""
         values = {**self.whole, "talker_config": self.talker.config}
         model = SimpleNamespace(config=SimpleNamespace(**values), talker=self.talker)
         is_medium = torch.isin(torch.tensor([asked.ids]), torch.tensor([IDS[f"{kind}_token_id"] for kind in ("audio", "image", "video")]))
@@ -310,5 +307,4 @@ class TalkerReference(TalkerLoop):
 
 
 def _sound_rows(frames: int) -> int:
-    """The rows of the encoder of sound, by Transformers' own count."""
     return int(_get_feat_extract_output_lengths(torch.tensor(frames)))

@@ -173,7 +173,6 @@ def pipeline(kind: str, seed: int, sampler: str = "unipc", **changed: Any) -> An
 
 
 def photo(seed: int, width: int, height: int) -> Image.Image:
-    """A picture of large patches."""
     draws = np.random.default_rng(seed)
     return Image.fromarray(draws.integers(0, 256, (5, 7, 3), dtype=np.uint8)).resize((width, height), Image.Resampling.BICUBIC)
 
@@ -200,7 +199,6 @@ def _vae(rng: random.Random, is_residual: bool, adds: bool, changed: Mapping[str
 
 
 def _encoder() -> Any:
-    """An encoder of pictures of 16 by 16 pixels in four patches."""
     sizes: dict[str, Any] = {"hidden_size": 24, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
     return CLIPVisionModel(CLIPVisionConfig(**sizes, image_size=16, patch_size=8))
 

@@ -20,7 +20,6 @@ SETTLE_S = 30.0
 
 @asynccontextmanager
 async def watched(replicas: Mapping[str, Sequence[str]], resolve: Resolver | None = None) -> AsyncIterator[Placement]:
-    """A placement that watches."""
     async with Channels(Credentials()) as channels:
         placement = Placement(channels, replicas, resolve=resolve, boot_id="here", lookup_period_s=0.1)
         watching = asyncio.create_task(placement.watch())

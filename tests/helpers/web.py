@@ -31,12 +31,10 @@ class Web:
     over: threading.Event = field(default_factory=threading.Event)
 
     def lay(self, path: str, data: bytes, media_type: str = "application/octet-stream") -> None:
-        """Lays data at a path."""
 
         self.places[path] = lambda handler: handler.send(200, data, {"Content-Type": media_type})
 
     def send_on(self, path: str, to: str) -> None:
-        """Sends each client that asks for a path on to another one."""
 
         self.places[path] = lambda handler: handler.send(302, b"", {"Location": to})
 

@@ -40,7 +40,6 @@ class Path:
 
     @property
     def full_name(self) -> str:
-        """As in limits.py."""
         assert self.field.containing_type is not None
         return f"{self.field.containing_type.name}.{self.field.name}"
 
@@ -95,10 +94,8 @@ def fields(root: Descriptor) -> Iterator[Path]:
 
 
 def repeated(root: Descriptor) -> list[Path]:
-    """Repeated and map fields."""
     return [path for path in fields(root) if path.field.is_repeated]
 
 
 def sized(root: Descriptor) -> list[Path]:
-    """Fields of bytes."""
     return [path for path in fields(root) if path.field.type == FieldDescriptor.TYPE_BYTES]
