@@ -8,9 +8,10 @@ import hashlib
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 import pytest
 
@@ -84,17 +85,21 @@ def test_a_loop_that_is_blocked_hangs():
         done.result(LIMIT_S)
 
 
+def compute(until: Callable[[], bool]) -> None:
+    while not until():
+        hashlib.pbkdf2_hmac("sha256", b"step", b"", 20_000)
+
+
 def test_a_loop_that_is_blocked_hangs_while_native_threads_compute():
     """The native threads are those of a model's pool: no loop waits for them."""
     ended = threading.Event()
 
-    def compute() -> None:
-        while not loop.verdict.done():
-            hashlib.pbkdf2_hmac("sha256", b"step", b"", 20_000)
+    def compute_and_tell() -> None:
+        compute(loop.verdict.done)
         ended.set()
 
     with running() as loop:
-        _thread.start_new_thread(compute, ())
+        _thread.start_new_thread(compute_and_tell, ())
         done = loop.do(ended.wait)
         assert "used no CPU" in loop.verdict.result(LIMIT_S)
         done.result(LIMIT_S)
@@ -102,24 +107,18 @@ def test_a_loop_that_is_blocked_hangs_while_native_threads_compute():
 
 def test_a_loop_that_computes_too_long_hangs(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(EventLoop, "step_limit_s", 0.5)
-
-    def compute() -> None:
-        while not loop.verdict.done():
-            hashlib.pbkdf2_hmac("sha256", b"step", b"", 20_000)
-
     with running() as loop:
-        loop.do(compute).result(LIMIT_S)
+        loop.do(lambda: compute(loop.verdict.done)).result(LIMIT_S)
         assert "may take 0.5 s" in loop.verdict.result(LIMIT_S)
 
 
 def test_a_loop_that_computes_for_some_seconds_does_not_hang():
-    def compute() -> None:
+    def compute_for_some_seconds() -> None:
         end_s = time.monotonic() + PATIENCE_S + 2 * IDLE_S
-        while time.monotonic() < end_s:
-            hashlib.pbkdf2_hmac("sha256", b"step", b"", 20_000)
+        compute(lambda: time.monotonic() > end_s)
 
     with running() as loop:
-        loop.do(compute).result(LIMIT_S)
+        loop.do(compute_for_some_seconds).result(LIMIT_S)
         assert loop.watched is not None
         while not loop.watched.steps:  # The late answer was counted, so the watchdog has looked.
             assert loop.watched.busy or loop.watched.steps
@@ -207,10 +206,10 @@ async def end() -> None:
 
 
 @pytest.mark.parametrize("work", [fail, end])
-async def test_whatever_ends_one_is_told_by_its_name(work: object):
+async def test_whatever_ends_one_is_told_by_its_name(work: Callable[[], Coroutine[Any, Any, None]]):
     tasks = LastingTasks()
     tasks.start("other", asyncio.Event().wait())  # type: ignore[arg-type]
-    tasks.start("first", fail() if work is fail else end())
+    tasks.start("first", work())
     async with asyncio.timeout(10):
         assert await tasks.broken == "task first ended"
     await tasks.close()

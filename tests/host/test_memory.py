@@ -30,9 +30,15 @@ if glibc:
 """
 
 
-def test_blocks_of_1_mib_come_from_the_heap() -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=False)
+def output(code: str, *words: str) -> str:
+    """The output of a process, which must end well."""
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_blocks_of_1_mib_come_from_the_heap() -> None:
+    output(SCRIPT)
 
 
 HUGE = """
@@ -66,9 +72,7 @@ print(before, said, held())
 def huge_pages(machine: str) -> tuple[int, int, int]:
     """Bytes in huge pages before and after, and the returned number of them, in a process that has touched 64 MiB. machine: "with" huge
     pages, or "none"."""
-    done = subprocess.run([sys.executable, "-c", HUGE, machine], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    before, said, after = map(int, done.stdout.split())
+    before, said, after = map(int, output(HUGE, machine).split())
     return before, said, after
 
 
@@ -127,15 +131,12 @@ runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 
 
 def test_the_collector_rests_until_all_is_loaded_and_then_looks_at_what_is_new() -> None:
-    done = subprocess.run([sys.executable, "-c", COLLECTION], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
+    output(COLLECTION)
 
 
 @pytest.mark.parametrize("module", ["omnistage.thinker", "omnistage.talker", "omnistage.code2wav", "omnistage.diffusion"])
 def test_a_server_that_serves_has_its_collector(module: str) -> None:
-    words = [sys.executable, "-c", SERVING, module, "--family", "toy"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr
+    assert output(SERVING, module, "--family", "toy") == "True True\n"
 
 
 COMMAND = """
@@ -150,5 +151,4 @@ finally:
 
 
 def test_a_command_that_runs_has_its_collector() -> None:
-    done = subprocess.run([sys.executable, "-c", COMMAND, "pipelines"], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0 and done.stdout.endswith("\nTrue True\n"), done.stderr
+    assert output(COMMAND, "pipelines").endswith("\nTrue True\n")

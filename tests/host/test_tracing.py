@@ -55,35 +55,39 @@ def test_without_descriptors_it_waits_and_answers_when_there_are_some_again() ->
     assert (done.stdout, done.stderr) == ("waits\nTrue\n", "")
 
 
+def served(host: str = "127.0.0.1") -> int:
+    """The port of a page with a counter."""
+    registry = CollectorRegistry()
+    Counter("seen", "x", registry=registry).inc()
+    return serve_metrics(host, 0, registry)
+
+
+def page_of(host: str, port: int) -> bytes:
+    with socket.create_connection((host, port), timeout=30) as visitor:
+        visitor.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        return b"".join(iter(lambda: visitor.recv(1 << 16), b""))
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_a_visitor_who_says_nothing_is_left(host: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("omnistage.host.metrics._Handler.timeout", 0.1)
-    registry = CollectorRegistry()
-    Counter("seen", "x", registry=registry).inc()
-    port = serve_metrics(host, 0, registry)
+    port = served(host)
     with socket.create_connection((host, port), timeout=30) as silent:
         assert silent.recv(1) == b""
-    with socket.create_connection((host, port), timeout=30) as visitor:
-        visitor.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-        page = b"".join(iter(lambda: visitor.recv(1 << 16), b""))
-    assert b"seen_total 1.0" in page and capfd.readouterr().err == ""
+    assert b"seen_total 1.0" in page_of(host, port) and capfd.readouterr().err == ""
 
 
 def test_visitors_who_say_nothing_take_a_bounded_number_of_threads_and_no_place_from_others() -> None:
     """Three times as many visitors as the limit come and say nothing, or a line and no more. Visitors that ask meanwhile are all
     answered."""
-    registry = CollectorRegistry()
-    Counter("seen", "x", registry=registry).inc()
-    port = serve_metrics("127.0.0.1", 0, registry)
+    port = served()
     with ExitStack() as visits:
         for number in range(3 * MAX_VISITORS):
             visitor = visits.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
             if number % 2:
                 visitor.sendall(b"GET /metrics HTTP/1.0\r\n")
             if number % 16 == 0:
-                with socket.create_connection(("127.0.0.1", port), timeout=30) as asking:
-                    asking.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-                    assert b"seen_total 1.0" in b"".join(iter(lambda: asking.recv(1 << 16), b""))
+                assert b"seen_total 1.0" in page_of("127.0.0.1", port)
         visited = [thread for thread in threading.enumerate() if thread.name == "omnistage-metrics-visitor"]
         # The page closed some connections; their threads may not know yet.
         for thread in visited[:-MAX_VISITORS]:
@@ -103,9 +107,7 @@ def test_visitors_who_say_nothing_take_a_bounded_number_of_threads_and_no_place_
     ],
 )
 def test_each_path_has_its_own_answer(path: str, status: int, begin: str) -> None:
-    registry = CollectorRegistry()
-    Counter("seen", "x", registry=registry).inc()
-    connection = HTTPConnection("127.0.0.1", serve_metrics("127.0.0.1", 0, registry), timeout=30)
+    connection = HTTPConnection("127.0.0.1", served(), timeout=30)
     connection.request("GET", path)
     answer = connection.getresponse()
     assert answer.status == status and answer.read().decode().startswith(begin)

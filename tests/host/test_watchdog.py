@@ -79,6 +79,16 @@ def watched(worker: SteppedThread) -> Iterator[Future[str]]:
     worker.close()
 
 
+def assert_left_alone(step: Callable[[], object], worker: SteppedThread | None = None, *others: int) -> None:
+    """A thread with this step is not said to hang. others: processes that it may wait for."""
+    worker = worker or SteppedThread()
+    worker.activity.processes = others
+    with watched(worker) as verdict:
+        worker.do(step)
+        worker.finished()
+        assert not verdict.done()
+
+
 def compute(until: Callable[[], bool]) -> None:
     """A step that takes all of the CPU that it gets."""
     while not until():
@@ -170,11 +180,7 @@ def test_a_step_that_computes_longer_than_it_may_hangs():
 
 
 def test_a_thread_that_computes_for_long_does_not_hang():
-    worker = SteppedThread()
-    with watched(worker) as verdict:
-        worker.do(compute_for_long)
-        worker.finished()
-        assert not verdict.done()
+    assert_left_alone(compute_for_long)
 
 
 def test_a_thread_that_takes_small_steps_and_sleeps_does_not_hang():
@@ -227,20 +233,14 @@ def test_a_step_that_only_ever_wakes_and_sleeps_hangs():
 
 def test_a_thread_that_shares_pythons_lock_with_a_busy_one_does_not_hang():
     """The thread waits for the lock almost all of the time, and uses hundredths of a CPU."""
-    worker = SteppedThread()
-    with watched(worker) as verdict, spinning():
-        worker.do(take_and_give_the_lock_for_long)
-        worker.finished()
-        assert not verdict.done()
+    with spinning():
+        assert_left_alone(take_and_give_the_lock_for_long)
 
 
 def test_a_thread_whose_native_helper_computes_does_not_hang():
     """So does a thread of torch that waits for the others of its pool."""
-    worker = SteppedThread()
-    with watched(worker) as verdict, native(compute_much) as join:
-        worker.do(join)
-        worker.finished()
-        assert not verdict.done()
+    with native(compute_much) as join:
+        assert_left_alone(join)
 
 
 @pytest.mark.parametrize("computes", [True, False])
@@ -249,27 +249,22 @@ def test_a_thread_that_waits_for_another_process_hangs_when_that_does_nothing(co
     code = f"import time; end = time.process_time() + {LONG_S}\nwhile time.process_time() < end: pass" if computes else "input()"
     worker = SteppedThread()
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as other:
+        if computes:
+            assert_left_alone(other.wait, worker, other.pid)
+            return
         worker.activity.processes = (other.pid,)
         with watched(worker) as verdict:
             worker.do(other.wait)
-            if computes:
-                worker.finished()
-                assert not verdict.done()
-            else:
-                assert "used no CPU" in verdict.result(LIMIT_S) and other.poll() is None
-                other.kill()
+            assert "used no CPU" in verdict.result(LIMIT_S)
+            assert other.poll() is None
+            other.kill()
 
 
 def test_a_thread_that_waits_for_a_process_that_waits_for_a_disk_does_not_hang():
     """The state is the same for a thread that called vfork, until the child ends."""
     code = f"import ctypes, time; libc = ctypes.PyDLL(None); libc.vfork() or (libc.usleep({int(LONG_S * 1e6)}), libc._exit(0))"
-    worker = SteppedThread()
     with subprocess.Popen([sys.executable, "-c", code]) as other:
-        worker.activity.processes = (other.pid,)
-        with watched(worker) as verdict:
-            worker.do(other.wait)
-            worker.finished()
-            assert not verdict.done()
+        assert_left_alone(other.wait, None, other.pid)
 
 
 def test_a_call_that_keeps_pythons_lock_makes_nobody_hang():
@@ -321,10 +316,6 @@ def test_where_the_kernel_counts_no_waits_a_hang_is_found(monkeypatch: pytest.Mo
 
 def test_where_the_kernel_counts_no_waits_whoever_runs_may_wait_for_a_cpu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(watchdog, "DELAYS_ARE_TOLD", False)
-    worker = SteppedThread()
     helper = threading.Thread(target=compute_for_long)
-    with watched(worker) as verdict:
-        helper.start()
-        worker.do(helper.join)
-        worker.finished()
-        assert not verdict.done()
+    helper.start()
+    assert_left_alone(helper.join)
