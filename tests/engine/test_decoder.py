@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,14 +23,13 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import apply_rotary_
 from helpers.engines import make_engine
 from helpers.sequences import items, read
 from omnistage.engine.decoder import DecoderParts, Enter, PackedDecoder
-from omnistage.engine.engine import Engine
 from omnistage.engine.parts import DecoderConfig, Materials, contiguous_axes, head_rms_norm, rotary
 from omnistage.engine.request import Given, Prompt, SequenceRequest
 
 Thinker = Qwen2_5OmniThinkerForConditionalGeneration
 Talker = Qwen2_5OmniTalkerForConditionalGeneration
 
-TEXT = {
+SMALL: dict[str, Any] = {
     "vocab_size": 300,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -38,16 +37,15 @@ TEXT = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
-    "tie_word_embeddings": False,
 }
+THREE_AXES = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 SIZES = DecoderConfig(layers=3, hidden_size=64, ffn_size=96, query_heads=4, kv_heads=2, vocab_size=300, context=512, norm_eps=1e-6)
 
 
 def thinker() -> Thinker:
     """A small random Thinker with biases that are not zero; equal weights for every call."""
     config = Qwen2_5OmniThinkerConfig(  # type: ignore[call-arg]  # The class takes more than its annotations say.
-        text_config=TEXT,
+        text_config={**SMALL, "rope_parameters": THREE_AXES, "tie_word_embeddings": False},
         audio_config={"d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 32, "output_dim": 64},
         vision_config={"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64},
         audio_token_index=290,
@@ -75,45 +73,30 @@ def weights_of(model: Thinker) -> dict[str, torch.Tensor]:
     return weights | {"lm_head.weight": model.lm_head.weight.detach()}
 
 
-async def answer(engine: Engine, prompt: list[int], count: int) -> list[int | None]:
-    stream = engine.submit(SequenceRequest(Prompt.of_tokens(prompt), 0, count))
-    ids: list[int | None] = []
-    while len(ids) < count:
-        ids += [None if event.item is None else event.item[0] for event in await stream.take()]
-    await stream.aclose()
-    return ids
-
-
-def generated(oracle: Thinker | Qwen3ForCausalLM, prompt: list[int], count: int) -> list[int]:
-    """The greedy tokens of Transformers."""
-    ids = torch.tensor([prompt])
-    whole = oracle.generate(  # type: ignore[misc]  # A mixin whose self is annotated as another class.
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
-    )
-    return cast(list[int], whole[0, len(prompt) :].tolist())
+async def check_answers(decoder: PackedDecoder, oracle: Thinker | Qwen3ForCausalLM, prompts: list[list[int]]) -> None:
+    """Greedy tokens are those of Transformers."""
+    engine, count = make_engine(decoder, 60, max_rows=64), 40
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        whole = oracle.generate(  # type: ignore[misc]  # A mixin whose self is annotated as another class.
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+        events = await read(engine.submit(SequenceRequest(Prompt.of_tokens(prompt), 0, count)))
+        assert [item[0] for item in items(events)] == whole[0, len(prompt) :].tolist()
 
 
 async def test_greedy_tokens_are_those_of_transformers(seed: int) -> None:
     rng = random.Random(seed)
     oracle = thinker()
     decoder = PackedDecoder(SIZES, weights_of(oracle).get)
-    engine = make_engine(decoder, 60, max_rows=64)
-    for length in (1, 2, 31, 32, 33, 64, 150):
-        prompt = [rng.randrange(280) for _ in range(length)]
-        assert await answer(engine, prompt, 40) == generated(oracle, prompt, 40)
+    await check_answers(decoder, oracle, [[rng.randrange(280) for _ in range(length)] for length in (1, 2, 31, 32, 33, 64, 150)])
 
 
 def qwen3() -> Qwen3ForCausalLM:
     """A small random Qwen3: heads are wider than hidden size over heads, and queries and keys have norms. Equal weights for every call."""
     config = Qwen3Config(  # type: ignore[call-arg]  # The class takes more than its annotations say.
-        vocab_size=300,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        **SMALL,
         head_dim=48,
-        max_position_embeddings=512,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         tie_word_embeddings=False,
         attn_implementation="sdpa",
@@ -135,10 +118,7 @@ async def test_greedy_tokens_of_qwen3_are_those_of_transformers(seed: int) -> No
     weights = oracle.model.state_dict() | {"lm_head.weight": oracle.lm_head.weight.detach()}
     decoder = PackedDecoder(sizes, weights.get, DecoderParts(head_norm=head_rms_norm))
     assert decoder.spec.head_size == 48 != SIZES.hidden_size // SIZES.query_heads
-    engine = make_engine(decoder, 60, max_rows=64)
-    for length in (1, 33, 100):
-        prompt = [rng.randrange(300) for _ in range(length)]
-        assert await answer(engine, prompt, 40) == generated(oracle, prompt, 40)
+    await check_answers(decoder, oracle, [[rng.randrange(300) for _ in range(length)] for length in (1, 33, 100)])
 
 
 NOTHING = 300
@@ -148,16 +128,10 @@ NOTHING = 300
 def talker() -> Talker:
     """A small random Talker, whose rows are wider than its layers; equal weights for every call."""
     config = Qwen2_5OmniTalkerConfig(  # type: ignore[call-arg]  # The class takes more than its annotations say.
-        vocab_size=300,
+        **SMALL,
         embedding_size=80,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         head_dim=16,
-        max_position_embeddings=512,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
+        rope_parameters=THREE_AXES,
         attn_implementation="sdpa",
     )
     torch.manual_seed(5)

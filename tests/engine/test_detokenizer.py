@@ -8,15 +8,8 @@ import pytest
 
 from omnistage.engine.detokenizer import BytePieces, Detokenizer
 
-PIECES = [
-    *(bytes([byte]) for byte in range(256)),
-    b"hello",
-    b" world",
-    "é".encode(),
-    "\U0001f600".encode()[:2],
-    "\U0001f600".encode()[2:],
-    b"",
-]
+SMILE = "\U0001f600".encode()
+PIECES = [*(bytes([byte]) for byte in range(256)), b"hello", b" world", "é".encode(), SMILE[:2], SMILE[2:], b""]
 
 
 def text_of(ids: list[int], stop: tuple[str, ...] = ()) -> tuple[list[str], bool]:
@@ -49,13 +42,9 @@ def test_deltas_join_to_the_whole_for_any_ids(seed: int) -> None:
         assert not stopped
 
 
-def test_a_character_comes_out_whole_with_its_last_byte() -> None:
-    parts, _ = text_of(list("aé\U0001f600".encode()))
-    assert parts == ["a", "", "é", "", "", "", "\U0001f600", ""]
-
-
-def test_incomplete_bytes_at_the_end_become_one_replacement_character() -> None:
-    assert text_of([0x61, 0xF0, 0x9F, 0x98])[0] == ["a", "", "", "", "�"]
+def test_a_character_comes_out_whole_with_its_last_byte_and_incomplete_bytes_at_the_end_as_one_replacement() -> None:
+    assert text_of(list("aé\U0001f600".encode()))[0] == ["a", "", "é", "", "", "", "\U0001f600", ""]
+    assert text_of([0x61, *SMILE[:3]])[0] == ["a", "", "", "", "�"]
 
 
 @pytest.mark.parametrize("stop", [("STOP",), ("\n\n", "User:"), ("aab", "ab"), ("é\U0001f600",), ("x",)])

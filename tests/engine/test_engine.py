@@ -76,24 +76,6 @@ async def test_answers_do_not_depend_on_company_order_or_a_break(dtype: torch.dt
     assert_empty(together)
 
 
-@lengths.long_form(
-    "engine/test_constraint.py::test_it_goes_on_after_every_token_and_without_its_pages",
-    "engine/test_exactness.py::test_a_history_computed_again_gives_the_bits_of_the_undisturbed_run",
-)
-@lengths.rounds(6, 24)
-async def test_answers_that_lost_their_pages_again_and_again_are_those_of_an_empty_engine(
-    dtype: torch.dtype, seed: int, rounds: int
-) -> None:
-    rng = random.Random(seed)
-    requests = random_requests(rng, rounds, prompt=100, answer=120)
-    expected = await alone(requests, dtype)
-    small = engine(pages=8, dtype=dtype, max_sequences=24)
-    answers = await asyncio.gather(*(read(small.submit(request)) for request in requests))
-    assert list(map(drawn, answers)) == list(map(drawn, expected))
-    assert small.stats().preemptions > 1
-    assert_empty(small)
-
-
 @lengths.one_or_all("budget", BUDGETS)
 async def test_the_budget_of_a_step_changes_no_bit(budget: str, dtype: torch.dtype, seed: int) -> None:
     max_rows = int(lengths.draw(budget, BUDGETS, seed))

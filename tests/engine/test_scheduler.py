@@ -54,19 +54,15 @@ def test_a_small_request_waits_for_a_prompt_of_half_the_cache_no_longer_than_oth
         small = house.add(request(20, 1, start=1000 + 50 * index))
         house.step()
         assert small.items
-    while len(large.items) != 60:
-        house.step()
-    runners = [house.add(request(100, 200, start=5000 + 1000 * index)) for index in range(2)]
-    for _ in range(110):
-        house.step(most_rows=512)
+    house.steps_until(lambda: len(large.items) == 60)
+    runners = house.add_all(2, 100, 200, 1000, start=5000)
+    house.steps(110, most_rows=512)
     large = house.add(request(half, 60, start=9000))
     at_once = longest = 0
     while any(map(house.scheduler.running.__contains__, runners)):
         small = house.add(request(20, 1, start=20000 + 50 * at_once))
-        left, steps = house.left(set()), 0
-        while not small.items:
-            house.step()
-            steps += 1
+        left = house.left(set())
+        steps = house.steps_until(lambda small=small: small.items)  # type: ignore[misc]
         at_once += steps == 1
         longest = max(longest, steps)
         assert steps <= left
@@ -105,7 +101,7 @@ def test_a_short_prompt_goes_before_a_long_one_and_the_long_one_is_not_passed_fo
 def test_prompts_that_come_together_are_read_one_after_the_other() -> None:
     """However long that takes: if all of them were read a little, all of them would wait for the last."""
     house = SchedulerHouse(max_sequences=60, pages=300)
-    prompts = [house.add(request(40, 100, start=50 * index)) for index in range(30)]
+    prompts = house.add_all(30, 40, 100, 50)
     while not all(prompt.items for prompt in prompts):
         house.step(most_rows=7)
         assert sum(0 < prompt.computed < 40 for prompt in prompts) <= 1
@@ -114,7 +110,7 @@ def test_prompts_that_come_together_are_read_one_after_the_other() -> None:
 
 def test_a_sequence_whose_row_has_not_come_has_no_place() -> None:
     house = SchedulerHouse(max_sequences=4, pages=400)
-    starved = [house.add(request(40, 100, start=100 * index, client="a", appended=True)) for index in range(4)]
+    starved = house.add_all(4, 40, 100, 100, client="a", appended=True)
     house.step(most_rows=512)
     assert all(sequence.starved for sequence in starved)
     others = [house.add(request(40, 100, start=1000 + 100 * index, client=client)) for index, client in enumerate("aabb")]
@@ -126,11 +122,9 @@ def test_a_sequence_whose_row_has_not_come_has_no_place() -> None:
 def test_a_request_that_is_not_admitted_costs_nobody_its_pages() -> None:
     """Neither a client with more sequences, nor one that starves at every other step, loses pages."""
     house = SchedulerHouse(max_sequences=8, pages=24)
-    running = [house.add(request(32, 200, start=1000 * index, client="a")) for index in range(2)]
+    running = house.add_all(2, 32, 200, 1000, client="a")
     starving = house.add(request(32, 200, start=5000, client="a", appended=True))
-    house.step()
-    for _ in range(40):
-        house.step()
+    house.steps(41)
     house.add(request(730, 20, start=9000, client="b"))
     computed = 0
     for _ in range(100):
@@ -157,11 +151,8 @@ def test_who_is_idle_for_a_moment_keeps_its_pages_and_who_is_for_long_does_not()
 def test_more_that_woke_than_there_are_places_go_on_in_turns() -> None:
     """The first client has three times as many sequences as the second, and both get the same rows."""
     house = SchedulerHouse(max_sequences=4, pages=400)
-    mine, yours = [
-        [house.add(request(8, 400, client=client, appended=True)) for _ in range(count)] for client, count in (("a", 12), ("b", 4))
-    ]
-    for _ in range(8):
-        house.step(most_rows=512)
+    mine, yours = (house.add_all(count, 8, 400, client=client, appended=True) for client, count in (("a", 12), ("b", 4)))
+    house.steps(8, most_rows=512)
     for sequence in (*mine, *yours):
         assert len(sequence.items) == 1
         sequence.append(ROW.expand(200, 1), False)
@@ -175,84 +166,66 @@ def test_more_that_woke_than_there_are_places_go_on_in_turns() -> None:
 
 def test_clients_take_turns_whatever_one_of_them_asks() -> None:
     house = SchedulerHouse(max_sequences=8, pages=400)
-    for index in range(6):
-        house.add(request(320, 1, start=400 * index, client="greedy"))
+    house.add_all(6, 320, 1, 400, client="greedy")
     house.step(most_rows=PAGE_ROWS)
     modest = house.add(request(320, 1, start=9000, client="modest"))
-    steps = 0
-    while not modest.items:
-        house.step(most_rows=PAGE_ROWS)
-        steps += 1
-    assert steps <= 2 * 10 + 1
+    assert house.steps_until(lambda: modest.items, most_rows=PAGE_ROWS) <= 2 * 10 + 1
 
 
 def test_a_client_with_less_gets_a_place_of_the_one_that_has_more_and_no_more_than_its_share() -> None:
     house = SchedulerHouse(max_sequences=4, pages=400)
-    greedy = [house.add(request(3, 400, client="greedy")) for _ in range(20)]
-    for _ in range(5):
-        house.step()
-    modest = [house.add(request(3, 400, client="modest")) for _ in range(6)]
-    house.step()
-    house.step()
+    greedy = house.add_all(20, 3, 400, client="greedy")
+    house.steps(5)
+    modest = house.add_all(6, 3, 400, client="modest")
+    house.steps(2)
     running = [sequence.request.client for sequence in house.scheduler.running]
     assert sorted(running) == ["greedy", "greedy", "modest", "modest"]
     assert all(sequence.items for sequence in modest[:2])
     assert greedy[0] in house.scheduler.running and greedy[1] in house.scheduler.running
     before = house.scheduler.preemptions
-    for _ in range(50):
-        house.step()
+    house.steps(50)
     assert house.scheduler.preemptions == before, "shares that are equal are left alone"
 
 
 def test_a_client_with_less_gets_pages_of_the_one_that_has_more() -> None:
     house = SchedulerHouse(max_sequences=8, pages=16, kept=0)
-    for index in range(4):
-        house.add(request(100, 300, start=1000 * index, client="greedy"))
-    for _ in range(20):
-        house.step(most_rows=512)
+    house.add_all(4, 100, 300, 1000, client="greedy")
+    house.steps(20, most_rows=512)
     modest = house.add(request(100, 20, start=9000, client="modest"))
-    for _ in range(2):
-        house.step(most_rows=512)
+    house.steps(2, most_rows=512)
     assert modest.items
 
 
 def test_small_requests_run_beside_giants_whose_answers_would_fill_the_cache() -> None:
     house = SchedulerHouse(max_sequences=8)
-    for index in range(3):
-        house.add(request(10, PAGES * PAGE_ROWS - 20, start=100 * index))
+    house.add_all(3, 10, PAGES * PAGE_ROWS - 20, 100)
     house.step()
-    small = [house.add(request(20, 5, start=5000 + 100 * index)) for index in range(30)]
-    for _ in range(200):
-        house.step()
+    small = house.add_all(30, 20, 5, 100, start=5000)
+    house.steps(200)
     assert all(len(sequence.items) == 5 for sequence in small)
 
 
 def test_the_youngest_loses_its_pages_and_idle_ones_before_it() -> None:
     house = SchedulerHouse(max_sequences=4, pages=12, kept=0)
-    oldest, idle, youngest = (house.add(request(100, 200, start=1000 * index)) for index in range(3))
-    for _ in range(8):
-        house.step(most_rows=512)
+    oldest, idle, youngest = house.add_all(3, 100, 200, 1000)
+    house.steps(8, most_rows=512)
     assert len(house.scheduler.running) == 3
     idle.unread = MAX_UNREAD
-    while len(house.scheduler.running) == 3:
-        house.step()
+    house.steps_until(lambda: len(house.scheduler.running) != 3)
     assert house.scheduler.waiting == (idle,)
-    while len(house.scheduler.running) == 2:
-        house.step()
+    house.steps_until(lambda: len(house.scheduler.running) != 2)
     assert house.scheduler.running == (oldest,)
     items = len(youngest.items)
     assert house.scheduler.waiting == (idle, youngest)
-    while len(oldest.items) != 200:
-        house.step()
-    while len(youngest.items) == items:
-        house.step()
+    house.steps_until(lambda: len(oldest.items) == 200)
+    house.steps_until(lambda: len(youngest.items) != items)
     assert youngest in house.scheduler.running
 
 
 def test_limits_are_checked() -> None:
-    for wrong in ({"max_rows": 0}, {"max_sequences": 0}, {"max_waiting": 0}):
+    for name in ("max_rows", "max_sequences", "max_waiting"):
         with pytest.raises(ValueError, match="must"):
-            SchedulerLimits(**wrong)
+            SchedulerLimits(**{name: 0})
 
 
 # Pages --------------------------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from omnistage.engine import scheduler as policy
 from omnistage.engine.memory import PAGE_ROWS, PagePool, PrefixCache, pages_for
@@ -44,6 +46,10 @@ class SchedulerHouse:
         sequence = Sequence(made)
         self.scheduler.add(sequence)
         return sequence
+
+    def add_all(self, count: int, prompt: int, answer: int, apart: int = 0, start: int = 0, **fields: Any) -> list[Sequence]:
+        """So many requests, whose prompts begin so far apart."""
+        return [self.add(request(prompt, answer, start=start + apart * index, **fields)) for index in range(count)]
 
     def fits(self, sequence: Sequence) -> bool:
         """Whether there is a place and room, though nobody leaves and nothing of it is kept."""
@@ -104,6 +110,18 @@ class SchedulerHouse:
         if overdue - set(admitted):
             self.check_progress(overdue, left, step.rows)
         return step
+
+    def steps(self, count: int, most_rows: int = 64) -> None:
+        for _ in range(count):
+            self.step(most_rows)
+
+    def steps_until(self, condition: Callable[[], object], most_rows: int = 64) -> int:
+        """Their number."""
+        count = 0
+        while not condition():
+            self.step(most_rows)
+            count += 1
+        return count
 
     def check(self, run: Run, start: int) -> None:
         sequence = run.sequence

@@ -99,7 +99,10 @@ async def test_text_alone_has_no_sound_and_needs_one_stage(steady: RouterAndStag
 
 
 async def test_tokens_of_a_text_that_nobody_asked_for_are_counted(steady: RouterAndStages, lines: list[Line]) -> None:
-    await ask(steady.stub, request("what is a kite?", 3, outputs=["audio"]))
+    answer = await ask(steady.stub, request("what is a kite?", 3, outputs=["audio"]))
+    assert set(answer.chunks) == {"audio"}
+    sound = formulas.audio(3, "what is a kite?", formulas.NATURAL_LENGTH)[:, 0] * 32768
+    assert answer.samples().tolist() == sound.tolist()
     line = the_end(lines, "answer.done", "OK")
     assert (line["tokens"], line["ttft_s"]) == (formulas.NATURAL_LENGTH, None) and line["ttfa_s"] > 0
 
@@ -226,6 +229,7 @@ async def test_every_turn_of_a_conversation_has_its_line(steady: RouterAndStages
     sessions = [line.get("session_id") for line in ends(lines)]
     one, two, three = (answer.started.session_id for answer in answers if answer.started)
     assert sessions == [one, two, None, three]
+    check_counted(steady.router, lines)
     assert not [line for line in lines if line["event"] == "conversation.failed"]
 
 
@@ -251,9 +255,11 @@ async def test_an_error_of_the_call_between_turns_has_a_line_of_its_own(steady: 
 
 
 async def test_many_requests_at_once_have_a_line_each(steady: RouterAndStages, lines: list[Line]) -> None:
-    """The figures in every line are those of its own answer."""
+    """Each hears its own answer, and the figures in its line are those of that."""
     asked = [request(f"prompt {n}", n, request_id=f"r-{n}", thinker={"max_tokens": n + 1, "ignore_eos": True}) for n in range(12)]
     answers = await asyncio.gather(*(ask(steady.stub, one) for one in asked))
     told = {(line["request_id"], line["session_id"], line["tokens"]) for line in ends(lines)}
+    for n, answer in enumerate(answers):
+        answer.check_toy(n, f"prompt {n}", n + 1)
     assert len(ends(lines)) == len(asked)
     assert told == {(f"r-{n}", answer.started.session_id, n + 1) for n, answer in enumerate(answers) if answer.started}

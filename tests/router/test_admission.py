@@ -43,20 +43,6 @@ def house(limit: int, share: float = 1.0) -> Admission:
     return Admission(lambda: limit, share)
 
 
-async def test_who_finds_it_full_is_told_at_once():
-    admission = house(2)
-    async with AsyncExitStack() as places:
-        for _ in range(2):
-            await places.enter_async_context(admission.place(Client("me")))
-        assert admission.running == 2
-        for _ in range(3):
-            with pytest.raises(StageError, match="OVERLOADED") as raised:
-                await places.enter_async_context(admission.place(Client("me")))
-            assert raised.value.retry_delay_s
-        assert admission.running == 2
-    assert admission.running == 0
-
-
 async def test_a_place_is_free_again_whatever_happened_in_it():
     admission = house(1)
     for _ in range(3):
@@ -65,21 +51,6 @@ async def test_a_place_is_free_again_whatever_happened_in_it():
                 raise ZeroDivisionError
     async with admission.place(Client("me")):
         assert admission.running == 1
-
-
-async def test_draining_refuses_and_waits_for_who_is_in():
-    admission = house(5)
-    async with asyncio.timeout(5):
-        await admission.idle()
-        async with admission.place(Client("me")):
-            admission.drain()
-            with pytest.raises(StageError, match="DRAINING"):
-                async with admission.place(Client("me")):
-                    pass
-            idle = asyncio.create_task(admission.idle())
-            await asyncio.sleep(0)
-            assert not idle.done()
-        await idle
 
 
 async def inside(admission: Admission, client: str) -> Place:
@@ -94,16 +65,6 @@ async def waits(admission: Admission, client: str) -> asyncio.Task[Place]:
     await asyncio.sleep(0)  # Its first step is to ask.
     assert admission.waiting == before + 1
     return task
-
-
-async def test_another_client_waits_for_the_next_place():
-    admission = house(1)
-    async with asyncio.timeout(10):
-        async with admission.place(Client("me")):
-            other = await waits(admission, "other")
-            assert admission.running == 1
-        place = await other
-    assert place.queued_s > 0 and admission.running == 0 and admission.waiting == 0
 
 
 async def test_who_waits_too_long_or_while_the_house_closes_is_told():

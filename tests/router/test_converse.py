@@ -291,19 +291,6 @@ async def test_clients_that_vanish_in_the_middle_leave_nothing():
 # Rules of Generate that hold here too ----------------------------------------------------------------------------------------------------
 
 
-async def test_turns_are_counted_as_requests_are(steady: RouterAndStages):
-    def counted(reason: str) -> float:
-        return steady.router.registry.get_sample_value("omnistage_router_requests_total", {"pipeline": "toy", "reason": reason}) or 0
-
-    conversation = ConverseStream(steady.stub)
-    for seed in range(3):
-        (await conversation.turn(request("How?", seed))).check_toy(seed, "How?")
-    with pytest.raises(TurnFailed, match="BAD_REQUEST"):
-        await conversation.turn(request("How?", thinker={"max_tokens": 1 << 20}))
-    assert (counted("OK"), counted("BAD_REQUEST")) == (3, 1)
-    assert await conversation.end() is grpc.StatusCode.OK
-
-
 async def test_a_deadline_ends_the_call_and_frees_everything():
     async with house() as standing:
         conversation = ConverseStream(standing.stub, timeout_s=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -24,7 +23,6 @@ from helpers.servers import (
     family_logic,
     toy_logic,
 )
-from omnistage.models.toy import formulas
 from omnistage.router.pipeline import PipelineFile, StageSpec, load_pipeline
 from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2
 
@@ -48,14 +46,6 @@ async def test_text_and_sound_and_the_account(stack: RouterAndStages, seed: int)
     seconds = {name: getattr(usage, name).ToTimedelta().total_seconds() for name in ("first_text", "first_audio", "total")}
     assert 0 < seconds["first_text"] <= seconds["total"] and 0 < seconds["first_audio"] <= seconds["total"]
     assert dict(usage.stages[2].output_items) == {"audio": len(answer.samples())}
-
-
-async def test_two_at_once_hear_their_own_answers(stack: RouterAndStages):
-    prompts = [f"prompt {n}" for n in range(20)]
-    answers = await asyncio.gather(*[ask(stack.stub, request(prompt, n)) for n, prompt in enumerate(prompts)])
-    for n, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        answer.check_toy(n, prompt)
-    assert len({answer.started.session_id for answer in answers if answer.started}) == 20
 
 
 async def test_without_a_seed_each_answer_draws_its_own_and_says_which(stack: RouterAndStages):
@@ -85,12 +75,6 @@ def _sessions_ended(stage: Local) -> float:
     return sum(sample.value for sample in _samples(stage) if sample.name == "omnistage_stage_sessions_total")
 
 
-async def test_sound_alone_leaves_the_text_out(stack: RouterAndStages):
-    answer = await ask(stack.stub, request("hm", 3, outputs=["audio"]))
-    assert set(answer.chunks) == {"audio"}
-    assert answer.samples().tolist() == (formulas.audio(3, "hm", formulas.NATURAL_LENGTH)[:, 0] * 32768).tolist()
-
-
 @pytest.mark.parametrize(
     "prompt",
     ["x" * 20_000, "\N{GRINNING FACE}" * 40, "\N{ZERO WIDTH JOINER}", "a\x00b", "\N{RIGHT-TO-LEFT OVERRIDE}"],
@@ -98,13 +82,6 @@ async def test_sound_alone_leaves_the_text_out(stack: RouterAndStages):
 )
 async def test_odd_texts_get_an_answer(stack: RouterAndStages, prompt: str):
     (await ask(stack.stub, request(prompt, 7))).check_toy(7, prompt)
-
-
-async def test_pipeline_defaults_hold_unless_the_client_says_otherwise(stack: RouterAndStages):
-    """The toy pipeline's default of max_tokens is 256, far above the natural length; a client's own value wins."""
-    answer = await ask(stack.stub, request("hm", 3, thinker={"max_tokens": 5}))
-    answer.check_toy(3, "hm", 5)
-    assert answer.usage is not None and answer.usage.finish_reason == chunk_pb2.FINISH_REASON_LENGTH
 
 
 async def test_verbatim_text_is_said_as_it_is(stack: RouterAndStages):

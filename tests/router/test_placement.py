@@ -163,26 +163,6 @@ async def test_replicas_come_and_go(tmp_path: Path, free_port: int) -> None:
                 await until(placement, {first.address: LOST, late: LOST})
 
 
-async def test_a_stopped_replica_is_left_and_comes_back(tmp_path: Path) -> None:
-    with thinker(tmp_path) as one, thinker(tmp_path) as other:
-        one.wait_ready()
-        other.wait_ready()
-        async with watched({"thinker": [one.address, other.address]}) as placement:
-            await until(placement, {one.address: SERVING, other.address: SERVING})
-            os.kill(one.pid, signal.SIGSTOP)
-            try:
-                await until(placement, {one.address: LOST, other.address: SERVING})
-                assert placement.place("thinker") == [other.address]
-                os.kill(other.pid, signal.SIGSTOP)
-                await until(placement, {one.address: LOST, other.address: LOST})
-                assert other.address in placement.place("thinker"), "better asked than nobody: it may be busy only"
-            finally:
-                os.kill(one.pid, signal.SIGCONT)
-                os.kill(other.pid, signal.SIGCONT)
-            await until(placement, {one.address: SERVING, other.address: SERVING})
-            assert set(placement.place("thinker")) == {one.address, other.address}
-
-
 # At rest -----------------------------------------------------------------------------------------------------------------------------
 
 

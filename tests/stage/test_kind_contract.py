@@ -19,7 +19,7 @@ from PIL import Image
 from helpers.contract import SampleRequest
 from helpers.families import CASES
 from helpers.logic import pieces_of
-from helpers.run import RunAnswer, RunStream, code_chunks, open_of, params, row_chunks, run_once, tensor_of
+from helpers.run import RunAnswer, RunStream, code_chunks, open_of, params, run_once, tensor_of
 from helpers.servers import family_logic, local_stage, stage_stub
 from omnistage.models.toy import formulas
 from omnistage.stage.logic import Input
@@ -215,14 +215,6 @@ async def test_toy_thinker_says_the_formula(toy: ToyOfKind, prompt: str, seed: i
     assert [token for chunk in heard.of("text") for token in chunk.text.token_ids] == tokens
     np.testing.assert_array_equal(heard.rows("hidden"), np.stack([formulas.row(token) for token in tokens]))
     assert [chunk.text.finish_reason for chunk in heard.of("text")][-1] == chunk_pb2.FINISH_REASON_STOP
-
-
-@pytest.mark.parametrize("toy", ["talker"], indirect=True)
-async def test_toy_talker_makes_the_formula(toy: ToyOfKind, seed: int):
-    rows = np.stack([formulas.row(formulas.token(seed, "hm", n)) for n in range(50)])
-    heard = await toy.run(seed, "", row_chunks("hidden", rows, random_cuts(50, random.Random(seed))))
-    np.testing.assert_array_equal(heard.codes(), formulas.frames(rows))
-    assert dict(heard.reports[0].input_items) == {"hidden": 50}
 
 
 @pytest.mark.parametrize("toy", ["code2wav"], indirect=True)
