@@ -7,12 +7,12 @@ import json
 import os
 import re
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 from chaos.house import MOUNT, House
+from helpers.metrics import fetched, value
 from helpers.servers import all_free
 from omnistage.connector.liveness import find_peer
 from omnistage.connector.shm import PREFIX
@@ -55,10 +55,7 @@ def _settle(look: Callable[[], T], limit_s: float) -> T:
 
 def answers_of_router(house: House) -> float:
     """Its gauge of answers under way."""
-    with urllib.request.urlopen(f"http://{house.fleet.server('router').metrics_address}/metrics", timeout=10) as page:
-        lines = page.read().decode().splitlines()
-    (value,) = [line.split()[-1] for line in lines if line.startswith("omnistage_router_inflight")]
-    return float(value)
+    return value(fetched(house.fleet.server("router").metrics_address), "omnistage_router_inflight")
 
 
 async def orphans(before: set[str]) -> list[str]:

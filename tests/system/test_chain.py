@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.request import urlopen
 
 import grpc
 import grpc.aio
@@ -15,6 +14,7 @@ import pytest
 
 from helpers import lengths
 from helpers.ask import ask, read_all, request
+from helpers.metrics import fetched, value
 from helpers.run import PLENTY, RunAnswer, RunStream, params
 from helpers.servers import ServerProcesses, all_free, omni_stub, stack, stage_stub, watch_until
 from omnistage.link.replay import MAX_UNSENT, MAX_UNSENT_CODES
@@ -125,18 +125,11 @@ async def _rows_are_leased(running: ServerProcesses, seed: int) -> None:
         assert report.arena_bytes_used > 0 and report.arena_bytes_total > report.arena_bytes_used
         talker = await watch_until(running.addresses["talker"], lambda report: report.sessions == 1)
         assert dict(talker.transports) == {"shared_memory": 1}
-        page = await asyncio.to_thread(_metrics, thinker.metrics_address)
-        assert page['omnistage_connector_leases{model="toy-thinker",stage="thinker"}'] >= MAX_UNSENT
-        assert page['omnistage_connector_arena_used_bytes{model="toy-thinker",stage="thinker"}'] > 0
+        page = await asyncio.to_thread(fetched, thinker.metrics_address)
+        assert value(page, "omnistage_connector_leases") >= MAX_UNSENT and value(page, "omnistage_connector_arena_used_bytes") > 0
         await caller.send(credit=stage_pb2.Credit(port="audio", total=PLENTY))
         whole(await caller.finish(), seed, "lease", LONG)
     await all_free(list(running.addresses.values()))
-
-
-def _metrics(address: str) -> dict[str, float]:
-    with urlopen(f"http://{address}/metrics", timeout=10) as response:
-        lines = response.read().decode().splitlines()
-    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if not line.startswith("#"))}
 
 
 @lengths.long_form(

@@ -15,7 +15,7 @@ import pytest
 
 from helpers import lengths
 from helpers.ask import WholeAnswer, ask, request
-from helpers.disturbed import MOMENTS, DisturbanceStep, ask_through, disturbed, found, holder, nothing_left, opening, text_chunks
+from helpers.disturbed import MOMENTS, DisturbanceStep, ask_through, disturbed, found, holder, opening, text_chunks
 from helpers.fleet import Fleet, fleet
 from helpers.hanging import HANG, WAKE
 from helpers.run import RunStream
@@ -26,6 +26,8 @@ TOKENS = 200
 LONG = {"max_tokens": TOKENS, "ignore_eos": True}
 WAYS = {"stopped": (signal.SIGSTOP, signal.SIGCONT), "hung": (HANG, WAKE)}
 """To freeze a process, and to wake it: all of it, or only the thread of its event loop."""
+WAKES = {"after 0.3 s": 0.3, "after 0.8 s": 0.8, "after 1.3 s": 1.3, "as another speaks": None}
+"""When a sleeper wakes, or half a second later at most."""
 HOW = {f"{moment}-{way}": (moment, way) for moment in ("in mid text", "in mid speech") for way in WAYS}
 
 
@@ -151,45 +153,34 @@ async def test_a_stopped_and_a_hung_replica_at_once(toys: Fleet, seed: int) -> N
 
 
 @lengths.long_form(
-    "system/test_frozen.py::test_a_thinker_whose_session_was_opened_again_elsewhere_gets_aborted",
-    "stage/test_resume.py::test_what_the_older_end_still_sends_reaches_nobody",
-)
-async def test_a_thinker_that_wakes_while_another_speaks_is_not_heard(toys: Fleet, seed: int) -> None:
-    """Its Talker has ended the session, or has it from the other Thinker now: nothing of the sleeper arrives anywhere twice."""
-    async with frozen(toys, "thinker") as (stub, freeze):
-        asked = request("hello", seed, thinker=LONG)
-        answer = await ask_through(stub, asked, DisturbanceStep(text_chunks(10), freeze.stop), DisturbanceStep(left, freeze.wake))
-        answer.check_toy(seed, "hello", TOKENS)
-        assert toys.address(freeze.name) in [failover.lost for failover in answer.failovers]
-        await nothing_left(toys)
-        assert "session.bug" not in toys.logs()
-
-
-@lengths.long_form(
     "stage/test_resume.py::test_what_the_older_end_still_sends_reaches_nobody",
     "link/test_alone.py::test_it_is_waited_for_on_the_same_stream",
     unkept="A process that wakes while it is being replaced is not heard.",
 )
-@lengths.one_or_all("third", ["0", "1", "2"])
-async def test_a_thinker_that_wakes_at_any_moment_is_not_heard(toys: Fleet, third: str, seed: int) -> None:
-    """Before anybody misses it, while it is being replaced, or after that."""
-    asleep_s = 0.3 + 0.5 * int(lengths.draw(third, ["0", "1", "2"], seed)) + random.Random(seed).uniform(0, 0.5)
+@lengths.one_or_all("moment", WAKES)
+async def test_a_thinker_that_wakes_at_any_moment_is_not_heard(toys: Fleet, moment: str, seed: int) -> None:
+    """Before anybody misses it, while it is being replaced, after that, or as soon as another speaks: its Talker has ended the session, or
+    has it from the other Thinker now, and nothing of the sleeper arrives anywhere twice."""
+    asleep_s = WAKES[lengths.draw(moment, WAKES, seed)]
     waking: list[asyncio.Task[None]] = []
 
     async with frozen(toys, "thinker") as (stub, freeze):
 
-        async def wake_later() -> None:
-            await asyncio.sleep(asleep_s)
+        async def wake_later(pause_s: float) -> None:
+            await asyncio.sleep(pause_s)
             await freeze.wake()
 
         async def doze() -> None:
             await freeze.stop()
-            waking.append(asyncio.create_task(wake_later()))
+            if asleep_s is not None:
+                waking.append(asyncio.create_task(wake_later(asleep_s + random.Random(seed).uniform(0, 0.5))))
 
-        answer = await ask_through(stub, request("hello", seed, thinker=LONG), DisturbanceStep(text_chunks(10), doze))
+        steps = [DisturbanceStep(text_chunks(10), doze)] + [DisturbanceStep(left, freeze.wake)] * (asleep_s is None)
+        answer = await ask_through(stub, request("hello", seed, thinker=LONG), *steps)
         await asyncio.gather(*waking)
         answer.check_toy(seed, "hello", TOKENS)
-        print(f"asleep for {asleep_s:.3f} s: {[failover.reason for failover in answer.failovers] or 'nobody missed it'}")
+        print(f"{[failover.reason for failover in answer.failovers] or 'nobody missed it'}")
+        assert asleep_s is not None or toys.address(freeze.name) in [failover.lost for failover in answer.failovers]
         assert "session.bug" not in toys.logs()
 
 

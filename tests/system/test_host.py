@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from urllib.request import urlopen
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -19,10 +19,10 @@ import pytest
 from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from prometheus_client.parser import text_string_to_metric_families
 
 from helpers import waiting
 from helpers.memory import has_huge_pages, huge_kib
+from helpers.metrics import described, documented, fetched, value
 from helpers.run import RunStream, open_of, row_chunks
 from helpers.servers import NotReady, ServerProcess, ServerProcesses, stack, stage_flags, stage_stub, watch_until
 from omnistage.models.smol.store import model_directory
@@ -52,13 +52,19 @@ def fails_to_start(folder: Path, module: str, *flags: str) -> NotReady:
     return raised.value
 
 
+def ready_line(server: ServerProcess) -> dict[str, Any]:
+    """The line of its log that says the same as the line that it prints."""
+    lines = [json.loads(line) for line in server.log().splitlines() if line.startswith("{")]
+    (ready,) = [line for line in lines if line["event"] == "server.ready"]
+    return ready
+
+
 # Starting ------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_ready_line_and_the_log_say_the_same(pair: ServerProcesses):
     for server, _ in servers(pair):
-        lines = [json.loads(line) for line in server.log().splitlines() if line.startswith("{")]
-        (ready,) = [line for line in lines if line["event"] == "server.ready"]
+        ready = ready_line(server)
         assert (ready["address"], ready["pid"], ready["kind"]) == (server.address, server.pid, server.kind)
 
 
@@ -124,8 +130,7 @@ async def test_channelz_answers_on_a_port_of_its_own(tmp_path: Path):
     flags = ["--family", "toy", "--channelz-address", "127.0.0.1:0"]
     with ServerProcess("omnistage.diffusion", *flags, log_folder=tmp_path) as server:
         server.wait_ready()
-        lines = [json.loads(line) for line in server.log().splitlines() if line.startswith("{")]
-        (ready,) = [line for line in lines if line["event"] == "server.ready"]
+        ready = ready_line(server)
         async with grpc.aio.insecure_channel(ready["channelz_address"]) as channel:
             listed = await channelz_pb2_grpc.ChannelzStub(channel).GetServers(channelz_pb2.GetServersRequest(), timeout=10)
             assert len(listed.server) == 2
@@ -140,46 +145,20 @@ async def test_health_check_command(pair: ServerProcesses, free_port: int):
 
 
 async def test_metrics_page_shows_every_family(pair: ServerProcesses):
-    expected = {
-        "stage": {
-            "omnistage_stage_inflight",
-            "omnistage_stage_places",
-            "omnistage_stage_queue_depth",
-            "omnistage_stage_pictures",
-            "omnistage_connector_arena_used_bytes",
-            "omnistage_connector_leases",
-            "omnistage_stage_first_output_seconds",
-            "omnistage_stage_session_seconds",
-            "omnistage_stage_sessions",
-        },
-        "router": {
-            "omnistage_router_inflight",
-            "omnistage_router_places",
-            "omnistage_router_replicas",
-            "omnistage_router_waiting",
-            "omnistage_router_requests",
-            "omnistage_router_request_seconds",
-            "omnistage_router_ttft_seconds",
-            "omnistage_router_ttfa_seconds",
-        },
-    }
     async with stage_stub(pair.addresses["diffusion"]) as stub:
         description = await stub.Describe(stage_pb2.DescribeRequest(), timeout=10)
         caller = RunStream(stub)
         await caller.send(open=open_of(description))
         (await caller.finish()).check_whole(["image", "progress"])
-    for server, _ in servers(pair):
-        families = {family.name: family for family in await asyncio.to_thread(_page, server.metrics_address)}
-        assert set(families) >= expected["router" if server.kind == "router" else "stage"]
-    stage = {family.name: family for family in await asyncio.to_thread(_page, pair.stages["diffusion"].metrics_address)}
-    values = {(sample.name, sample.labels.get("reason")): sample.value for family in stage.values() for sample in family.samples}
-    assert values["omnistage_stage_sessions_total", "OK"] == 1
-    assert values["omnistage_stage_first_output_seconds_count", None] == 1
-
-
-def _page(address: str) -> list:  # type: ignore[type-arg]
-    with urlopen(f"http://{address}/metrics", timeout=10) as response:
-        return list(text_string_to_metric_families(response.read().decode()))
+    pages = {server.kind: await asyncio.to_thread(fetched, server.metrics_address) for server, _ in servers(pair)}
+    for kind, section, who in (
+        ("router", "Router", {""}),
+        ("diffusion", "Stages", {"all", "those with shared memory", "those that make pictures"}),
+    ):
+        rows = {row.name for row in documented() if row.section == section and (row.who or "") in who}
+        assert len(rows) > 5 and rows <= described(pages[kind]).keys()
+    stage = pages["diffusion"]
+    assert value(stage, "omnistage_stage_sessions_total", reason="OK") == 1 == value(stage, "omnistage_stage_first_output_seconds_count")
 
 
 # Stopping ------------------------------------------------------------------------------------------------------------------------------

@@ -140,12 +140,19 @@ def variable(pid: int, name: str) -> str:
     return found.get(name, "")
 
 
+def make_token(*words: object) -> tuple[int, str]:
+    """The exit status of the command that makes a token file, and its complaints."""
+    command = [sys.executable, "-m", "omnistage.host.token", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stderr
+
+
 def test_a_token_file_is_made_once_and_for_its_owner_only(tmp_path: Path):
     file = tmp_path / "token"
     before = os.umask(0)
     try:
         for _ in range(2):
-            subprocess.run([sys.executable, "-m", "omnistage.host.token", str(file)], check=True, timeout=60)
+            assert make_token(file) == (0, "")
             text = file.read_text()
             assert stat.S_IMODE(file.stat().st_mode) == 0o400 and Token(text.strip())
             assert list(tmp_path.iterdir()) == [file]
@@ -153,18 +160,12 @@ def test_a_token_file_is_made_once_and_for_its_owner_only(tmp_path: Path):
     finally:
         os.umask(before)
     of_gateway = tmp_path / "gateway"
-    subprocess.run([sys.executable, "-m", "omnistage.host.token", str(of_gateway), str(file)], check=True, timeout=60)
+    assert make_token(of_gateway, file) == (0, "")
     assert of_gateway.read_text().strip() == Token(text.strip()).for_gateway().secret
     file.unlink()
-    for words in ([str(file)], [str(of_gateway), str(file)]):
-        subprocess.run([sys.executable, "-m", "omnistage.host.token", *words], check=True, timeout=60)
+    assert make_token(file) == make_token(of_gateway, file) == (0, "")
     assert file.read_text() != text and of_gateway.read_text().strip() == Token(file.read_text().strip()).for_gateway().secret
     assert stat.S_IMODE(of_gateway.stat().st_mode) == 0o400 and {*tmp_path.iterdir()} == {file, of_gateway}
-    nameless = subprocess.run(
-        [sys.executable, "-m", "omnistage.host.token", str(of_gateway), ""], capture_output=True, text=True, timeout=60
-    )
-    assert nameless.returncode == 1 and "has no name" in nameless.stderr
-    failed = subprocess.run(
-        [sys.executable, "-m", "omnistage.host.token", str(tmp_path / "missing" / "token")], capture_output=True, text=True, timeout=60
-    )
-    assert failed.returncode == 1 and "No such file" in failed.stderr
+    for words, complaint in (((of_gateway, ""), "has no name"), ((tmp_path / "missing" / "token",), "No such file")):
+        status, complaints = make_token(*words)
+        assert status == 1 and complaint in complaints
