@@ -18,7 +18,6 @@ from helpers.ports import take_address
 
 LIMIT_S = 60.0
 
-Request = trace_service_pb2.ExportTraceServiceRequest
 Response = trace_service_pb2.ExportTraceServiceResponse
 
 

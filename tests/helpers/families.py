@@ -243,6 +243,7 @@ FRAMES = {"codes": formulas.frames(ROWS)}
 QWEN3_TALKER = QWEN3_SIZES["tiny"].talker
 OMNI = (("qwen2_5_omni", "omni_checkpoint"), ("qwen3_omni", "qwen3_checkpoint"))
 QWEN2, QWEN3 = (partial(Case, family, slow=True, fixture=fixture) for family, fixture in OMNI)
+DIFFUSERS = partial(Case, "diffusers", "diffusion", slow=True)
 
 CASES = (
     toy("thinker", prompt=PROMPT),
@@ -270,31 +271,22 @@ CASES = (
     film("with-sound", prompt="a walk", frames=23, duration_s=0.4, negative_prompt="rain", guidance_scale=7, previews=2),
     film("large", {"max_chunk": 24}, prompt="a walk", frames=24, width=256, height=256),
     # One at a time: beside others a picture is the same to rounding only.
-    Case(
-        "diffusers",
-        "diffusion",
+    DIFFUSERS(
         asks("diffusion", prompt="a hill", steps=4, previews=2, width=64, height=64, negative_prompt="rain"),
         BAD_PICTURES,
         {"width": 64, "height": 64, "max_tokens": 64},
-        slow=True,
     ),
-    Case(
-        "diffusers",
-        "diffusion",
+    DIFFUSERS(
         asks("diffusion", prompt="a walk", steps=4, negative_prompt="rain", guidance_scale_2=2),
         BAD_WAN_FILMS,
         name="diffusers-film",
-        slow=True,
         own=partial(of_checkpoint, "wan2.2-t2v", width=64, height=64, max_frames=9, max_tokens=96),
         alike={"video": films_alike},
     ),
-    Case(
-        "diffusers",
-        "diffusion",
+    DIFFUSERS(
         asks("diffusion", prompt="rain", steps=4, duration_s=1.3, negative_prompt="wind"),
         BAD_SOUNDS,
         name="diffusers-sound",
-        slow=True,
         own=partial(of_checkpoint, "stable-audio", max_tokens=130),
     ),
     Case("arithmetic", "thinker", looked_only, BAD_MEDIA[:3], slow=True, own=ARITHMETIC),

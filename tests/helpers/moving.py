@@ -46,30 +46,13 @@ ENCODER = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 4
 def film_maker() -> Path:
     """An LTX-Video, which draws by the frames a second. The folder is gone when the process ends; nobody may write to it."""
     torch.manual_seed(0)
-    two: dict[str, Any] = {"spatio_temporal_scaling": (True, True), "decoder_spatio_temporal_scaling": (True, True)}
-    vae = AutoencoderKLLTXVideo(
-        latent_channels=8,
-        block_out_channels=(8, 8),
-        decoder_block_out_channels=(8, 8),
-        layers_per_block=(1, 1, 1),
-        decoder_layers_per_block=(1, 1, 1),
-        decoder_inject_noise=(False, False, False),
-        down_block_types=("LTXVideoDownBlock3D", "LTXVideoDownBlock3D"),
-        downsample_type=("conv", "conv"),
-        upsample_residual=(False, False),
-        upsample_factor=(1, 1),
-        patch_size=2,
-        **two,
-    )
-    transformer = LTXVideoTransformer3DModel(
-        in_channels=8,
-        out_channels=8,
-        num_attention_heads=2,
-        attention_head_dim=12,
-        cross_attention_dim=24,
-        num_layers=1,
-        caption_channels=32,
-    )
+    blocks: dict[str, Any] = {"block_out_channels": (8, 8), "layers_per_block": (1, 1, 1), "spatio_temporal_scaling": (True, True)}
+    shape = {**blocks, **{f"decoder_{name}": each for name, each in blocks.items()}, "decoder_inject_noise": (False,) * 3}
+    shape |= {"down_block_types": ("LTXVideoDownBlock3D",) * 2, "downsample_type": ("conv",) * 2}
+    shape |= {"upsample_residual": (False,) * 2, "upsample_factor": (1, 1)}
+    heads: dict[str, Any] = {"num_attention_heads": 2, "attention_head_dim": 12, "cross_attention_dim": 24, "num_layers": 1}
+    vae = AutoencoderKLLTXVideo(**shape, latent_channels=8, patch_size=2)
+    transformer = LTXVideoTransformer3DModel(**heads, in_channels=8, out_channels=8, caption_channels=32)
     parts = {"tokenizer": letters(), "text_encoder": T5EncoderModel(T5Config(**ENCODER)), "vae": vae, "transformer": transformer}
     return _saved(LTXPipeline, **parts, scheduler=FlowMatchEulerDiscreteScheduler())
 
@@ -102,17 +85,13 @@ def heard_film_maker() -> Path:
     shape |= {"down_block_types": ("LTX2VideoDownBlock3D",) * 3, "downsample_type": ("spatiotemporal",) * 3}
     shape |= {"upsample_residual": (False,) * 3, "upsample_factor": (1,) * 3}
     heard: dict[str, Any] = {"base_channels": 4, "num_res_blocks": 1, "resolution": 32, "sample_rate": 1600, "mel_hop_length": 16}
-    tall: dict[str, Any] = {
-        "num_attention_heads": 2,
-        "attention_head_dim": 8,
-        "cross_attention_dim": 16,
-        "in_channels": 4,
-        "out_channels": 4,
-    }
+    heads = {"num_attention_heads": 2, "attention_head_dim": 8, "cross_attention_dim": 16}
+    tall: dict[str, Any] = {**heads, "in_channels": 4, "out_channels": 4}
     low = {**tall, "attention_head_dim": 4, "cross_attention_dim": 8, "sampling_rate": 1600, "hop_length": 16}
     connector = {"num_attention_heads": 4, "attention_head_dim": 8, "num_layers": 1, "num_learnable_registers": None}
     connectors = {f"{kind}_connector_{name}": value for kind in ("video", "audio") for name, value in connector.items()}
-    upsampling: dict[str, Any] = {"upsample_kernel_sizes": [10, 8, 8], "upsample_factors": [5, 4, 4]}
+    voice: dict[str, Any] = {"resnet_kernel_sizes": [3], "resnet_dilations": [[1, 3]], "output_sampling_rate": FILM_RATE_HZ}
+    voice |= {"upsample_kernel_sizes": [10, 8, 8], "upsample_factors": [5, 4, 4]}
     return _saved(
         LTX2Pipeline,
         tokenizer=letters(),
@@ -123,15 +102,7 @@ def heard_film_maker() -> Path:
         ),
         vae=AutoencoderKLLTX2Video(latent_channels=4, decoder_inject_noise=(False,) * 4, **shape),
         audio_vae=AutoencoderKLLTX2Audio(**heard, latent_channels=2, mel_bins=8),
-        vocoder=LTX2Vocoder(
-            in_channels=16,
-            hidden_channels=32,
-            out_channels=FILM_CHANNELS,
-            resnet_kernel_sizes=[3],
-            resnet_dilations=[[1, 3]],
-            output_sampling_rate=FILM_RATE_HZ,
-            **upsampling,
-        ),
+        vocoder=LTX2Vocoder(in_channels=16, hidden_channels=32, out_channels=FILM_CHANNELS, **voice),
         scheduler=FlowMatchEulerDiscreteScheduler(),
     )
 

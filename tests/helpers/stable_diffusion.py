@@ -27,38 +27,20 @@ def stable_diffusion() -> Path:
     home = kept_folder()
     torch.manual_seed(0)
     tokenizer = _tokenizer()
+    halves: dict[str, Any] = {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
+    blocks: dict[str, Any] = {
+        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+        "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+    }
+    norms, words = {"norm_num_groups": 4}, {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1, "vocab_size": len(tokenizer)}
+    text = CLIPTextConfig(**words, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+    sizes: dict[str, Any] = {"block_out_channels": (8, 16), "layers_per_block": 1, "cross_attention_dim": 32, "attention_head_dim": 4}
     with quiet():
         pipe: Any = StableDiffusionPipeline(
-            vae=AutoencoderKL(
-                block_out_channels=[8, 16, 16, 16],
-                down_block_types=["DownEncoderBlock2D"] * 4,
-                up_block_types=["UpDecoderBlock2D"] * 4,
-                latent_channels=4,
-                norm_num_groups=4,
-            ),
-            text_encoder=CLIPTextModel(
-                CLIPTextConfig(
-                    vocab_size=len(tokenizer),
-                    hidden_size=32,
-                    intermediate_size=64,
-                    num_hidden_layers=2,
-                    num_attention_heads=4,
-                    bos_token_id=0,
-                    eos_token_id=1,
-                    pad_token_id=1,
-                )
-            ),
+            vae=AutoencoderKL(block_out_channels=[8, 16, 16, 16], latent_channels=4, **halves, **norms),
+            text_encoder=CLIPTextModel(text),
             tokenizer=tokenizer,
-            unet=UNet2DConditionModel(
-                sample_size=SIDE // 8,
-                block_out_channels=(8, 16),
-                layers_per_block=1,
-                down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-                up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-                cross_attention_dim=32,
-                norm_num_groups=4,
-                attention_head_dim=4,
-            ),
+            unet=UNet2DConditionModel(sample_size=SIDE // 8, **sizes, **blocks, **norms),
             scheduler=DPMSolverMultistepScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", steps_offset=1),
             safety_checker=None,
             feature_extractor=None,
