@@ -100,11 +100,12 @@ class FlowPath(SoundPath):
         codes = torch.randint(0, 8192, (self.frames, 1), generator=torch.Generator().manual_seed(seed)).numpy().astype("uint32")
         begin_s = time.perf_counter()
         speech.feed(0, codes, last=False)
-        flow = speech.next()
-        assert flow is not None
+        step = speech.next()
+        assert step is not None
+        window, flow = step
         while not flow.done:
             model.windows.step([flow])
-        vocoding = speech.solved(flow)
+        vocoding = speech.solved(window, flow)
         while not vocoding.done:
             model.windows.step([vocoding])
         sound(vocoding)
@@ -125,10 +126,11 @@ class CausalPath(SoundPath):
         codes = torch.randint(0, model.config.codes, shape, generator=torch.Generator().manual_seed(seed)).numpy().astype("uint32")
         begin_s = time.perf_counter()
         speech.feed(0, codes, last=False)
-        job = speech.next()
-        assert job is not None
+        step = speech.next()
+        assert step is not None
+        window, job = step
         model.windows.step([job])
-        speech.made(job)
+        speech.made(window, job)
         return time.perf_counter() - begin_s
 
 
