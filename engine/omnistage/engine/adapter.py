@@ -118,7 +118,8 @@ class Head(Protocol):
 
 
 class TokenHead:
-    """Implements `Head` for items of one token: computes logits, then draws one token for each row. logits: maps [rows, hidden] to [rows, vocabulary]."""
+    """Implements `Head` for items of one token: computes logits, then draws one token for each row. logits: maps [rows, hidden] to
+    [rows, vocabulary]."""
 
     def __init__(self, logits: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._logits, self._sample = logits, Sampler()

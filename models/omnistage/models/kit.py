@@ -92,11 +92,10 @@ if TYPE_CHECKING:
     from omnistage.models.worker import make_ahead as make_ahead
 
 _NAMES: Mapping[str, tuple[str, ...]] = {
-    "omnistage.engine.adapter": ("DecoderSpec", "Head", "Hidden"),
+    "omnistage.engine.adapter": ("DecoderSpec", "Head", "Hidden", "TokenHead"),
     "omnistage.engine.decoder": ("DecoderParts", "PackedDecoder"),
     "omnistage.engine.detokenizer": ("Detokenizer",),
     "omnistage.engine.engine": ("Engine",),
-    "omnistage.engine.adapter": ("TokenHead",),
     "omnistage.engine.request": ("Prompt", "SequenceRequest"),
     "omnistage.engine.results": ("fixed_results",),
     "omnistage.engine.scheduler": ("SchedulerLimits",),
