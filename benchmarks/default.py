@@ -160,7 +160,15 @@ async def _speed(model: SmolThinker, report: Report) -> None:
     note = f"median of {THINKER_ROUNDS}, {ANSWER_TOKENS} tokens each, prompts included, one thread"
     first = median([one.first_s for one in answers])
     report.add(Figure("thinker_ttft_alone", first, "s", "<= 0.12", "first token; the system prompt is kept from before"))
-    report.add(Figure("thinker_token_alone", _token_ms(answers), "ms", "<= 25", "between tokens of one request"))
+    report.add(
+        Figure(
+            "thinker_token_alone",
+            median([(one.whole_s - one.first_s) / (one.tokens - 1) * 1000 for one in answers]),
+            "ms",
+            "<= 25",
+            "between tokens of one request",
+        )
+    )
     single = median(rates[1])
     for concurrent, goal in THINKER_GOALS.items():
         speed = median(rates[concurrent])
@@ -170,10 +178,6 @@ async def _speed(model: SmolThinker, report: Report) -> None:
             report.add(Figure(f"thinker_x_{concurrent}", ratio, "x", f">= {goal}", f"of {single:.1f} tokens/s for one request"))
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     report.add(Figure("thinker_peak_memory", peak_mib, "MiB", "", "resident, the whole process"))
-
-
-def _token_ms(answers: Sequence[AnswerTimes]) -> float:
-    return median([(one.whole_s - one.first_s) / (one.tokens - 1) * 1000 for one in answers])
 
 
 async def measure_thinker(report: Report) -> None:

@@ -9,14 +9,14 @@ import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import loss
 from benchmarks.figures import SPOKEN, Figure, Report, arguments, median, percentile
-from benchmarks.loss import Hearing, LossCase, MeasuredLoss, NothingLost, hear, lose
+from benchmarks.loss import LossCase, MeasuredLoss, NothingLost, hear, lose
 from helpers.disturbed import found, restore
 from helpers.fleet import Fleet, fleet
 from helpers.hanging import HANG
@@ -91,14 +91,13 @@ async def measure_lengths(report: Report, kinds: Sequence[str], answers: Sequenc
                     report.add(await loss.measure(house, stub, request, kind, tokens, kills))
 
 
-def _fleet(logs: Path, model: MeasuredPipeline) -> AbstractContextManager[Fleet]:
-    return fleet(logs, pipeline=model.name, family=model.name, options=model.options, can_hang=True)
-
-
 @asynccontextmanager
 async def _house(model: MeasuredPipeline) -> AsyncIterator[tuple[Fleet, Stub]]:
     """Start and warm up the servers of a model; yields them and a client of their router."""
-    with tempfile.TemporaryDirectory() as logs, _fleet(Path(logs), model) as running:
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        fleet(Path(logs), pipeline=model.name, family=model.name, options=model.options, can_hang=True) as running,
+    ):
         async with omni_stub(running.address("router")) as stub:
             await found(running, stub)
             for number in range(4):  # warm-up
@@ -115,7 +114,8 @@ async def _loss(house: Fleet, stub: Stub, model: MeasuredPipeline, case: LossCas
         await restore(house, stub)
     if hearing.content != undisturbed.content:
         raise RuntimeError(f"another answer than without the loss: {case}, seed {number}")
-    _check_length(undisturbed, case)
+    if undisturbed.chunks(case.port) <= case.chunks:
+        raise NothingLost(f"the answer has only {undisturbed.chunks(case.port)} chunks of {case.port}")
     print(_line(loss), flush=True)
     return loss
 
@@ -127,11 +127,6 @@ def _line(loss: MeasuredLoss) -> str:
     times |= {"later than undisturbed": loss.delay_s, "gap": loss.gap_s}
     listed = ", ".join(f"{name} {1e3 * seconds:.0f}" for name, seconds in times.items())
     return f"{case.number.name} {loss.victim} after {case.chunks} of {case.port}, ms: {listed}"
-
-
-def _check_length(undisturbed: Hearing, case: LossCase) -> None:
-    if undisturbed.chunks(case.port) <= case.chunks:
-        raise NothingLost(f"the answer has only {undisturbed.chunks(case.port)} chunks of {case.port}")
 
 
 def _kill_figures(model: MeasuredPipeline, losses: Sequence[MeasuredLoss]) -> list[Figure]:
