@@ -9,7 +9,7 @@ COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose
 HAS_COMPOSE = $(COMPOSE) version >/dev/null 2>&1 || { echo "make $@ needs Docker with its compose plugin, and neither 'docker compose' nor docker-compose is here (docs/compose.md); without containers: .venv/bin/omnistage serve" >&2; exit 1; }; \
 	told=$$($(COMPOSE) ls 2>&1 >/dev/null) || { echo "make $@: the docker daemon does not answer, start it (systemctl start docker) or ask for leave to use it: $$told" >&2; exit 1; }
 
-.PHONY: help setup setup-dev model demo demo-draw examples up down test test-near test-long test-costs check format lock wheels protos bench-default bench-engine bench-talker bench-frame bench-pipeline bench-qwen3 bench-code2wav bench-diffusion bench-use bench-gateway bench-soak bench-resilience chaos clean
+.PHONY: help setup setup-dev model demo demo-draw examples up down test test-near test-long test-costs check format lock wheels protos bench-default bench-engine bench-talker bench-frame bench-pipeline bench-qwen3 bench-code2wav bench-diffusion bench-gateway bench-resilience chaos clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -104,14 +104,8 @@ bench-code2wav: setup-dev model ## figures of sound made while it is spoken: ben
 bench-diffusion: setup-dev ## figures of pictures drawn step by step, beside Diffusers: benchmarks/out/diffusion.json; the same (ARGS="--device cuda": a GPU)
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks.diffusion $(ARGS)
 
-bench-use: setup-dev model ## what a person waits for, and an idle stack: benchmarks/out/use.json; the same
-	@$(BIN)/python -m benchmarks.use $(ARGS)
-
 bench-gateway: setup-dev model ## what HTTP adds to gRPC: benchmarks/out/gateway.json; the same
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks.gateway $(ARGS)
-
-bench-soak: setup-dev model ## memory of the default stack in half an hour of questions: benchmarks/out/soak.json; the same (ARGS="--minutes 5")
-	@$(BIN)/python -m benchmarks.soak $(ARGS)
 
 bench-resilience: setup-dev model ## figures of lost stages: benchmarks/out/resilience.json; the same
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks.resilience $(ARGS)

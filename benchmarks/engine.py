@@ -15,10 +15,9 @@ import torch
 from benchmarks import by_hand, omni
 from benchmarks.figures import Figure, Report, median, run
 from helpers.sequences import read
-from omnistage.engine.adapter import StepRows
+from omnistage.engine.adapter import StepRows, TokenHead
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.engine import Engine
-from omnistage.engine.head import TokenHead
 from omnistage.engine.memory import page_bytes
 from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.engine.sampler import Draws, sample

@@ -79,13 +79,6 @@ def wakeups(pid: int) -> int:
     return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches:"))
 
 
-def with_children(pid: int) -> list[int]:
-    """The ids of a process, of its children and of their children."""
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    children = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
-    return [pid, *(each for child in children for each in with_children(child))]
-
-
 @dataclass
 class CpuMeter:
     """Measures the CPU time of the processes `pids` since the meter was made."""

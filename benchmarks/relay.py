@@ -4,7 +4,6 @@ and samples themselves; every process reads the same monotonic clock."""
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
 from dataclasses import dataclass, field
@@ -23,22 +22,14 @@ INTERVAL_S = 0.02
 RELAY_INTERVAL_S = 0.005
 CHUNK_SAMPLES = 60
 IDLE_TOKENS = 500
-RAMP_S = 0.005
-LOAD_TOKENS = {1: 400, 64: 60, 500: 30}
-
-HANDLED_PER_TOKEN = 23
-"""Messages that the four servers send for a token: text 2 (Thinker, router), row 1, codes 2, audio 2 * 4 (Code2Wav, Talker, Thinker,
-router). They receive: text 1, row 1, codes 2, audio 2 * 3. Messages with credit are not counted."""
 
 
 @dataclass
 class Latencies:
-    """Seconds from the stamp of Code2Wav or the Thinker to the client's read, for each audio message; counts of tokens and messages."""
+    """Seconds from the stamp of Code2Wav or the Thinker to the client's read, for each audio message."""
 
     code2wav: list[float] = field(default_factory=list)
     thinker: list[float] = field(default_factory=list)
-    tokens: int = 0
-    messages: int = 0
 
 
 def layout() -> Layout:
@@ -60,27 +51,21 @@ async def ask(stub: omni_pb2_grpc.OmniServiceAsyncStub, tokens: int, into: Laten
         now_s = time.monotonic()
         if not event.HasField("chunk"):
             continue
-        into.messages += 1
-        if event.chunk.HasField("text"):
-            into.tokens += event.chunk.count
-        elif stamped and event.chunk.HasField("audio") and event.chunk.count:
+        if stamped and event.chunk.HasField("audio") and event.chunk.count:
             limbs = np.frombuffer(event.chunk.audio.data, "<i2", 2 * formulas.LIMBS)
             into.thinker.append(now_s - formulas.stamped_at(limbs[: formulas.LIMBS]))
             into.code2wav.append(now_s - formulas.stamped_at(limbs[formulas.LIMBS :]))
 
 
 async def measure(report: Report) -> None:
-    """Measure the chain of toys with one session and with many."""
+    """Measure the chain of toys with one session."""
     stack = Stack(layout())
     await stack.start()
     try:
         async with INSECURE.channel(stack.address) as channel:
             stub = omni_pb2_grpc.OmniServiceStub(channel)
             await ask(stub, 50, Latencies())  # warm-up
-            with report.part("one session"):
-                report.add(*await _idle(stub))
-            with report.part("many sessions"):
-                await _load(stub, stack, report)
+            report.add(*await _idle(stub))
     finally:
         await stack.stop()
 
@@ -101,26 +86,6 @@ async def _idle(stub: omni_pb2_grpc.OmniServiceAsyncStub) -> list[Figure]:
         Figure("thinker_emit_to_client_p50", 1e3 * median(latencies.thinker), "ms", "<= 3", note),
         Figure("thinker_emit_to_client_p99", 1e3 * percentile(latencies.thinker, 99), "ms", "", note),
     ]
-
-
-async def _load(stub: omni_pb2_grpc.OmniServiceAsyncStub, stack: Stack, report: Report) -> None:
-    """Measure the CPU time of all processes for a token, with few and with many sessions."""
-    for sessions, tokens in LOAD_TOKENS.items():
-        latencies = Latencies()
-        meter = CpuMeter([child.pid for child in stack.children])
-        begin_s = time.monotonic()
-        async with asyncio.TaskGroup() as group:
-            for _ in range(sessions):
-                group.create_task(ask(stub, tokens, latencies))
-                await asyncio.sleep(RAMP_S)
-        seconds = time.monotonic() - begin_s
-        cpu_s = meter.spent()
-        parts = ", ".join(f"{child.name} {1e6 * cpu / latencies.tokens:.0f}" for child, cpu in zip(stack.children, cpu_s, strict=True))
-        note = f"{latencies.tokens / seconds:.0f} tokens/s; us: {parts}"
-        per_token = 1e6 * sum(cpu_s) / latencies.tokens
-        report.add(Figure(f"cpu_per_token_{sessions}_sessions", per_token, "us", "", note))
-        count = f"{HANDLED_PER_TOKEN} messages of a token are sent or received by the four servers"
-        report.add(Figure(f"cpu_per_message_{sessions}_sessions", per_token / HANDLED_PER_TOKEN, "us", "<= 120", count))
 
 
 async def relaying(report: Report) -> None:

@@ -8,16 +8,15 @@ import os
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import loss
 from benchmarks.figures import SPOKEN, Figure, Report, arguments, median, percentile
-from benchmarks.loss import Hearing, LossCase, MeasuredLoss, NothingLost, hear, lose
+from benchmarks.loss import LossCase, MeasuredLoss, NothingLost, hear, lose
 from helpers.disturbed import found, restore
 from helpers.fleet import Fleet, fleet
 from helpers.hanging import HANG
@@ -29,8 +28,6 @@ WAYS = {"frozen": signal.SIGSTOP, "hung": HANG}
 
 KILLS = 10
 STOPS = 5
-CLIENTS = {"toy": 8, "smol": 4}
-LOOP_S = 15.0
 LENGTHS = (50, 500, 2000)
 LATE_KILLS = 5
 LONG_INTERVAL_S = 0.02
@@ -62,8 +59,8 @@ MODELS = {
 }
 
 
-async def measure(report: Report, model: MeasuredPipeline, kinds: Sequence[str], kills: int, stops: int, loop_s: float) -> None:
-    """Measure all figures of one model. kills, stops: losses for each kind and moment. loop_s: seconds of each closed loop; 0: none."""
+async def measure(report: Report, model: MeasuredPipeline, kinds: Sequence[str], kills: int, stops: int) -> None:
+    """Measure all figures of one model. kills, stops: losses for each kind and moment."""
     async with _house(model) as (house, stub):
         moments = (("text", model.text), ("audio", model.sound))
         for kind in kinds:
@@ -79,9 +76,6 @@ async def measure(report: Report, model: MeasuredPipeline, kinds: Sequence[str],
                 with report.part(f"{model.name}: {kind} {way}"):
                     frozen = [await _loss(house, stub, model, LossCase(kind, number, *moments[n % 2]), n) for n in range(stops)]
                     report.add(*_freeze_figures(model, kind, way, frozen))
-        if loop_s:
-            with report.part(f"{model.name}: throughput"):
-                await _throughput(report, house, stub, model, kinds, loop_s)
 
 
 async def measure_lengths(report: Report, kinds: Sequence[str], answers: Sequence[int], kills: int) -> None:
@@ -97,14 +91,13 @@ async def measure_lengths(report: Report, kinds: Sequence[str], answers: Sequenc
                     report.add(await loss.measure(house, stub, request, kind, tokens, kills))
 
 
-def _fleet(logs: Path, model: MeasuredPipeline) -> AbstractContextManager[Fleet]:
-    return fleet(logs, pipeline=model.name, family=model.name, options=model.options, can_hang=True)
-
-
 @asynccontextmanager
 async def _house(model: MeasuredPipeline) -> AsyncIterator[tuple[Fleet, Stub]]:
     """Start and warm up the servers of a model; yields them and a client of their router."""
-    with tempfile.TemporaryDirectory() as logs, _fleet(Path(logs), model) as running:
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        fleet(Path(logs), pipeline=model.name, family=model.name, options=model.options, can_hang=True) as running,
+    ):
         async with omni_stub(running.address("router")) as stub:
             await found(running, stub)
             for number in range(4):  # warm-up
@@ -121,7 +114,8 @@ async def _loss(house: Fleet, stub: Stub, model: MeasuredPipeline, case: LossCas
         await restore(house, stub)
     if hearing.content != undisturbed.content:
         raise RuntimeError(f"another answer than without the loss: {case}, seed {number}")
-    _check_length(undisturbed, case)
+    if undisturbed.chunks(case.port) <= case.chunks:
+        raise NothingLost(f"the answer has only {undisturbed.chunks(case.port)} chunks of {case.port}")
     print(_line(loss), flush=True)
     return loss
 
@@ -133,11 +127,6 @@ def _line(loss: MeasuredLoss) -> str:
     times |= {"later than undisturbed": loss.delay_s, "gap": loss.gap_s}
     listed = ", ".join(f"{name} {1e3 * seconds:.0f}" for name, seconds in times.items())
     return f"{case.number.name} {loss.victim} after {case.chunks} of {case.port}, ms: {listed}"
-
-
-def _check_length(undisturbed: Hearing, case: LossCase) -> None:
-    if undisturbed.chunks(case.port) <= case.chunks:
-        raise NothingLost(f"the answer has only {undisturbed.chunks(case.port)} chunks of {case.port}")
 
 
 def _kill_figures(model: MeasuredPipeline, losses: Sequence[MeasuredLoss]) -> list[Figure]:
@@ -202,44 +191,12 @@ def _freeze_figures(model: MeasuredPipeline, kind: str, way: str, frozen: Sequen
     ]
 
 
-async def _throughput(report: Report, house: Fleet, stub: Stub, model: MeasuredPipeline, kinds: Sequence[str], loop_s: float) -> None:
-    """Measure the requests per second of a closed loop, with both replicas and while one is down, in turns."""
-    rates = [await _requests_per_second(stub, model, loop_s)]
-    for kind in kinds:
-        house.kill(f"{kind}-1")
-        one = await _requests_per_second(stub, model, loop_s)
-        await restore(house, stub)
-        rates.append(await _requests_per_second(stub, model, loop_s))
-        with_two = median(rates[-2:])
-        clients = f"{CLIENTS[model.name]} clients for {loop_s:g} s each; none failed"
-        note = f"{one:.2f} requests/s with one, {with_two:.2f} with two (before and after); {clients}; load {os.getloadavg()[0]:.1f}"
-        report.add(Figure(f"{model.name}_throughput_lost_without_a_{kind}", 100 * (1 - one / with_two), "%", "", note))
-
-
-async def _requests_per_second(stub: Stub, model: MeasuredPipeline, loop_s: float) -> float:
-    """Requests per second of clients that ask again as soon as they have an answer, for loop_s seconds. A request that is not over at the
-    end counts as the part of its time before the end."""
-    begin_s = time.monotonic()
-    end = begin_s + loop_s
-
-    async def client(first: int) -> float:
-        done, number = 0.0, first
-        while (before := time.monotonic()) < end:
-            await hear(stub, model.request(number))
-            done += min(1.0, (end - before) / (time.monotonic() - before))
-            number += CLIENTS[model.name]
-        return done
-
-    return sum(await asyncio.gather(*(client(first) for first in range(CLIENTS[model.name])))) / loop_s
-
-
 def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--model", choices=MODELS, action="append")
     parser.add_argument("--kind", choices=CHAIN, action="append")
     parser.add_argument("--kills", type=int, default=KILLS, help="of every kind and moment")
     parser.add_argument("--stops", type=int, default=STOPS, help="of every kind")
-    parser.add_argument("--loop", type=float, default=LOOP_S, help="seconds of each closed loop; 0: no throughput")
     parser.add_argument(
         "--tokens", type=int, nargs="*", default=LENGTHS, help="lengths of the toy answers that are killed late; none: left out"
     )
@@ -251,7 +208,7 @@ def main() -> int:
     kinds = options.kind or CHAIN
     for name in options.model or MODELS:
         with report.part(name):
-            asyncio.run(measure(report, MODELS[name], kinds, options.kills, options.stops, options.loop))
+            asyncio.run(measure(report, MODELS[name], kinds, options.kills, options.stops))
     if options.tokens:
         with report.part("long answers"):
             asyncio.run(measure_lengths(report, kinds, options.tokens, options.late_kills))

@@ -20,7 +20,7 @@ from helpers.terminal import CTRL_C, Terminal
 from helpers.waiting import until
 from omnistage.cli.show import fetch as cli_fetch
 from omnistage.client.errors import StackError
-from omnistage.models.diffusers import store
+from omnistage.models.diffusers import family as store
 
 FILE, WHEEL = fetching.wheel()
 LABEL = f"fetching {fetching.NAME} 1.0"

@@ -16,10 +16,10 @@ from helpers import lengths
 from helpers.elsewhere import GPU, Device, on_the_device
 from helpers.tiny import TAPPED, TINY, tiny_decoder, tiny_weights
 from omnistage.engine import results as engine_results
+from omnistage.engine.adapter import TokenHead
 from omnistage.engine.attention import PagedAttention, RowAttention, SdpaAttention, TritonAttention, choose_backend
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.engine import Runner
-from omnistage.engine.head import TokenHead
 from omnistage.engine.memory import PAGE_ROWS, KVCache, PagePool, PrefixCache
 from omnistage.engine.request import Given, Prompt, SequenceRequest, Taps
 from omnistage.engine.results import FIXED_ROWS, fixed_results

@@ -18,10 +18,9 @@ from helpers import lengths
 from helpers.engines import ask, close_later, drawn, make_engine
 from helpers.sequences import items, read
 from helpers.tiny import NAN_TOKEN, TINY, tiny_decoder, tiny_weights
-from omnistage.engine.adapter import Attention, DecoderSpec, Hidden, StepRows
+from omnistage.engine.adapter import Attention, DecoderSpec, Hidden, StepRows, TokenHead
 from omnistage.engine.decoder import EMBEDDING, PackedDecoder
 from omnistage.engine.engine import Engine
-from omnistage.engine.head import TokenHead
 from omnistage.engine.memory import pages_for
 from omnistage.engine.request import EngineClosed, EngineFull, Given, Prompt, SequenceEvent, SequenceFailed, SequenceRequest
 from omnistage.engine.scheduler import SchedulerLimits
@@ -302,7 +301,7 @@ def test_the_interpreter_may_end_while_answers_are_computed(rounds: int) -> None
 import asyncio, os, sys
 from helpers.tiny import tiny_decoder
 from omnistage.engine.engine import Engine
-from omnistage.engine.head import TokenHead
+from omnistage.engine.adapter import TokenHead
 from omnistage.engine.request import Prompt, SequenceRequest
 async def main(end):
     decoder = tiny_decoder()

@@ -24,12 +24,11 @@ from helpers.engines import close_later, make_engine
 from helpers.parts import EXPERTS, MIX, MIXED, SECTIONS, STACKED, ToyPart, mixed_shapes, requests
 from helpers.sequences import items, read
 from helpers.tiny import TAPPED, TINY, tiny_decoder, tiny_weights
-from omnistage.engine.adapter import DrawnItem, StepRows
+from omnistage.engine.adapter import DrawnItem, StepRows, TokenHead
 from omnistage.engine.attention import RowAttention
 from omnistage.engine.decoder import DecoderParts, Enter, PackedDecoder, embedding_or_hidden, hidden_of, hidden_state
 from omnistage.engine.devices import ALONE
 from omnistage.engine.engine import Engine
-from omnistage.engine.head import TokenHead
 from omnistage.engine.linear import Linears, build_exact
 from omnistage.engine.parts import (
     Activation,

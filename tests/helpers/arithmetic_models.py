@@ -13,10 +13,10 @@ import torch
 from helpers import arithmetic
 from helpers.arithmetic import GIVEN, IDS, TAPS, engine, prompt_items
 from helpers.tiny import TAPPED, TINY, tiny_weights
+from omnistage.engine.adapter import TokenHead
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.engine import Engine
-from omnistage.engine.head import TokenHead
 from omnistage.engine.request import Given, Prompt, SequenceEvent, SequenceRequest
 from omnistage.engine.scheduler import SchedulerLimits
 from omnistage.engine.sequence import SequenceStream

@@ -11,10 +11,9 @@ from contextlib import aclosing
 import torch
 
 from helpers.tiny import TINY, tiny_weights
-from omnistage.engine.adapter import Attention, Hidden, StepRows
+from omnistage.engine.adapter import Attention, Hidden, StepRows, TokenHead
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.engine import Engine
-from omnistage.engine.head import TokenHead
 from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.engine.types import Activity, Sampling
 from omnistage.models.interface import Content, Load, ModelInfo, Piece, PortSpec, TextPiece, TextRequest, Wanted

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from weakref import WeakSet
 
+from omnistage.engine.adapter import TokenHead
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.engine import Engine
-from omnistage.engine.head import TokenHead
 from omnistage.engine.request import Prompt, SequenceEvent, SequenceRequest
 from omnistage.engine.scheduler import SchedulerLimits
 from omnistage.engine.types import FinishReason, Item

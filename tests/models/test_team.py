@@ -29,9 +29,9 @@ from helpers.processes import open_files, wait_end
 from helpers.ranks import CONFIG, PLAN, READER, random_weights, read_random
 from helpers.sequences import items, read
 from helpers.waiting import until
+from omnistage.engine.adapter import TokenHead
 from omnistage.engine.devices import ALONE, Distributed
 from omnistage.engine.engine import Engine
-from omnistage.engine.head import TokenHead
 from omnistage.engine.plan import StepPlan
 from omnistage.engine.request import EngineClosed, Given, Prompt, SequenceEvent, SequenceRequest
 from omnistage.engine.results import fixed_results

@@ -38,7 +38,7 @@ def drawn(*types: str, prompt: str = "", **fields: object) -> omni_pb2.GenerateR
 
 
 def choice(asked: omni_pb2.GenerateRequest, table: Sequence[str] = tuple(TABLE)) -> str:
-    return choose_pipeline(asked, {name: TABLE[name] for name in table}).name
+    return choose_pipeline(asked, {name: TABLE[name] for name in table})[0].pipeline.name
 
 
 @pytest.mark.parametrize(
@@ -211,8 +211,8 @@ def test_words_in_messages_are_text() -> None:
     """A pipeline without text is no candidate for them."""
     silent = TABLE["toy-omni"].model_copy(update={"name": "silent", "inputs": ("image",)})
     asked = omni_pb2.GenerateRequest(thinker=stage_pb2.ThinkerParams(messages=messages("hi")))
-    assert choose_pipeline(asked, {"silent": silent, "toy": TABLE["toy"]}).name == "toy"
-    assert choose_pipeline(spoken("image/png"), {"toy": TABLE["toy"], "silent": silent}).name == "silent"
+    assert choose_pipeline(asked, {"silent": silent, "toy": TABLE["toy"]})[0].pipeline.name == "toy"
+    assert choose_pipeline(spoken("image/png"), {"toy": TABLE["toy"], "silent": silent})[0].pipeline.name == "silent"
 
 
 # Prompts that are drawn ----------------------------------------------------------------------------------------------------------------

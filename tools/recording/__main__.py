@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import re
 import signal
 import sys
 import tempfile
@@ -19,8 +20,29 @@ from pathlib import Path
 from typing import Any
 
 from tools.recording import commands, web
-from tools.recording.normal import Normal
-from tools.recording.stack import ROOT, Recording, serve_toys
+from tools.recording.stack import ROOT, Recording, read_table, serve_toys
+
+QUOTE = r'\\*"'
+
+
+class Normal:
+    """Removes from a recording what differs between two runs of the same program; `normal.yaml` is the list. Before that, folders and
+    addresses of the recording are replaced by their names. places: these names, by the folder or address that each replaces."""
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        rules = read_table("normal.yaml")
+        long_first = sorted(places, key=len, reverse=True)
+        self._table = [(re.compile(re.escape(place)), places[place].replace("\\", r"\\")) for place in long_first]
+        for pattern, replacement in rules["table"]:
+            self._table.append((re.compile(pattern.replace("{quote}", QUOTE).replace("{times}", rules["times"])), replacement))
+
+    def of(self, result: Any) -> Any:
+        """The result without what differs from run to run."""
+        text = json.dumps(result, ensure_ascii=False, sort_keys=True)
+        for pattern, replacement in self._table:
+            text = pattern.sub(replacement, text)
+        return json.loads(text)
+
 
 SECTIONS: Mapping[str, Callable[[Recording], Mapping[str, Any]]] = {
     "commands": commands.record,

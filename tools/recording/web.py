@@ -184,7 +184,7 @@ def joined_events(text: str) -> dict[str, Any]:
         if event not in events and not _is_piece_alone(event["data"]):
             events.append(event)
     # Answers of one request run side by side, each in its order.
-    events.sort(key=_choice_number)
+    events.sort(key=lambda event: int(_choice(event["data"]).get("index", 0)))
     return {"events": events, "pieces": {place: _joined(place, values) for place, values in pieces.items()}}
 
 
@@ -192,10 +192,6 @@ def _choice(data: Any) -> Mapping[str, Any]:
     """The choice in an event of chat; empty for other events."""
     choices = data.get("choices") if isinstance(data, dict) else None
     return choices[0] if choices else {}
-
-
-def _choice_number(event: Mapping[str, Any]) -> int:
-    return int(_choice(event["data"]).get("index", 0))
 
 
 def _is_piece_alone(data: Any) -> bool:

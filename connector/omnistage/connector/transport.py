@@ -160,7 +160,7 @@ class Sender:
             self._arena.publish(block)
             self._probe = (block, secret)
         probe = tensor_pb2.Tensor(element_type=tensor_pb2.ELEMENT_TYPE_UINT8, shape=[PROBE_BYTES])
-        self._place(probe, self._probe[0])
+        _refer(probe, self._arena, self._probe[0])
         return [
             tensor_pb2.Offer(
                 kind=tensor_pb2.TRANSPORT_KIND_SHARED_MEMORY,
@@ -208,10 +208,10 @@ class Sender:
         cannot carry.
         """
         layout = layout_of(array, element_type)
-        if self._transport == tensor_pb2.TRANSPORT_KIND_SHARED_MEMORY and layout.size >= self._inline_limit:
+        if self._arena is not None and self._transport == tensor_pb2.TRANSPORT_KIND_SHARED_MEMORY and layout.size >= self._inline_limit:
             try:
                 if self.share.allows(layout.size):
-                    return self._store_shared(array, layout)
+                    return _store_shared(array, layout, self._arena, self.share)
                 self.over_share += 1
             except ArenaFull:
                 self.inline_fallbacks += 1
@@ -233,27 +233,6 @@ class Sender:
         way = tensor_pb2.TRANSPORT_KIND_SHARED_MEMORY if block is not None and shared else tensor_pb2.TRANSPORT_KIND_INLINE
         self._on_post(transport_name(way), parcel.size)
         return messages
-
-    def _store_shared(self, array: Array, layout: TensorLayout) -> Parcel:
-        """Copy `array` into a new block of the arena, which readers may read from now on. Raises ArenaFull."""
-        assert self._arena is not None
-        block = self._arena.allocate(layout.size, self.share)
-        copy = np.ndarray(layout.shape, layout.dtype, block.segment.map, block.payload_offset)
-        np.copyto(copy, array)
-        tensor = header_of(layout)
-        self._arena.publish(block)
-        self._place(tensor, block)
-        return Parcel(layout, [tensor], self._arena, block)
-
-    def _place(self, tensor: tensor_pb2.Tensor, block: Block) -> None:
-        """Write a reference to `block` into the message `tensor`."""
-        assert self._arena is not None
-        slot = tensor.shared_memory
-        slot.arena = self._arena.uuid
-        slot.segment = block.segment.number
-        slot.offset = block.offset
-        slot.length = block.length
-        slot.generation = block.generation
 
     def release(self, release: tensor_pb2.Release) -> None:
         """Take blocks back. Blocks that this stream does not hold are ignored and counted."""
@@ -287,6 +266,27 @@ class Sender:
 def transport_name(kind: tensor_pb2.TransportKind) -> str:
     """The name of a transport in metrics and in texts, such as shared_memory."""
     return tensor_pb2.TransportKind.Name(kind).removeprefix("TRANSPORT_KIND_").lower()
+
+
+def _store_shared(array: Array, layout: TensorLayout, arena: Arena, share: Share) -> Parcel:
+    """Copy `array` into a new block of the arena, which readers may read from now on. Raises ArenaFull."""
+    block = arena.allocate(layout.size, share)
+    copy = np.ndarray(layout.shape, layout.dtype, block.segment.map, block.payload_offset)
+    np.copyto(copy, array)
+    tensor = header_of(layout)
+    arena.publish(block)
+    _refer(tensor, arena, block)
+    return Parcel(layout, [tensor], arena, block)
+
+
+def _refer(tensor: tensor_pb2.Tensor, arena: Arena, block: Block) -> None:
+    """Write a reference to `block` into the message `tensor`."""
+    slot = tensor.shared_memory
+    slot.arena = arena.uuid
+    slot.segment = block.segment.number
+    slot.offset = block.offset
+    slot.length = block.length
+    slot.generation = block.generation
 
 
 class TensorView:

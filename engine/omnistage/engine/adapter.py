@@ -7,13 +7,13 @@ hidden row.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from omnistage.engine.sampler import Draws
+from omnistage.engine.sampler import Draws, Sampler
 from omnistage.engine.types import Item
 
 CPU = torch.device("cpu")
@@ -115,3 +115,15 @@ class Head(Protocol):
     def draw(self, hidden: torch.Tensor, draws: Sequence[Draws], banned: Sequence[Collection[int]]) -> list[DrawnItem | None]:
         """Draw one item for each row; None for a row with logits that are not finite, or without an id that may be drawn. hidden: [rows,
         hidden]; rows after the first len(draws) are padding. banned: for each row, the first ids that may not be drawn."""
+
+
+class TokenHead:
+    """Implements `Head` for items of one token: computes logits, then draws one token for each row. logits: maps [rows, hidden] to
+    [rows, vocabulary]."""
+
+    def __init__(self, logits: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._logits, self._sample = logits, Sampler()
+
+    def draw(self, hidden: torch.Tensor, draws: Sequence[Draws], banned: Sequence[Collection[int]]) -> list[DrawnItem | None]:
+        tokens = self._sample(self._logits(hidden)[: len(draws)], draws, banned)
+        return [None if token is None else DrawnItem((token.token_id,), token.logprob, token.top) for token in tokens]

@@ -70,7 +70,7 @@ class HttpListener:
 
     def __init__(self, settings: GatewaySettings, app: ASGIApp, door: Door) -> None:
         self._settings, self._app, self._door = settings, app, door
-        self._socket: socket.socket | None = None
+        self._sockets: list[socket.socket] = []  # what `bind` has bound
         self._server: uvicorn.Server | None = None
         self._dating: asyncio.Task[None] | None = None
 
@@ -81,12 +81,13 @@ class HttpListener:
         host, port = host_and_port(self._settings.address)
         for number in range(port, min(port + self._settings.port_tries, MAX_PORT + 1) if port else 1):
             try:
-                self._socket = _listening(host, number)
+                listening = _listening(host, number)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     break
             else:
-                return f"{self._settings.address.rpartition(':')[0]}:{self._socket.getsockname()[1]}"
+                self._sockets.append(listening)
+                return f"{self._settings.address.rpartition(':')[0]}:{listening.getsockname()[1]}"
         check_can_listen(self._settings.address, "--address")
         raise StartError(f"cannot listen on {self._settings.address}; choose another --address")
 
@@ -111,9 +112,9 @@ class HttpListener:
         self._server = server = uvicorn.Server(config)
         server.lifespan = config.lifespan_class(config)
         self._dating = asyncio.create_task(self._keep_date(server), name="omnistage-date")
-        assert self._socket is not None
-        await server.startup(sockets=[self._socket])
-        self._socket.listen(BACKLOG)
+        await server.startup(sockets=self._sockets)
+        for listening in self._sockets:
+            listening.listen(BACKLOG)
 
     async def say(self, *, serves: bool) -> None:
         """Set whether the gateway answers requests, or refuses them because it is ending."""
@@ -129,7 +130,7 @@ class HttpListener:
             for connection in list(self._server.server_state.connections):
                 if connection.transport is not None:
                     connection.transport.abort()
-        await self._server.shutdown(sockets=[self._socket] if self._socket is not None else [])
+        await self._server.shutdown(sockets=self._sockets)
 
     async def _keep_date(self, server: uvicorn.Server) -> None:
         """Set the header Date each second. uvicorn's own loop wakes ten times a second."""

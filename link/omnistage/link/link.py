@@ -180,8 +180,6 @@ class Link:
     async def events(self) -> AsyncGenerator[stage_pb2.RunResponse, None]:
         """Yield chunks and reports, unchanged, until the stage ended well, and a Failover for every replica that was lost and replaced
         meanwhile. Raises StageError for any other end."""
-        if self._stream is None:
-            raise RuntimeError("events() before open()")
         try:
             while (event := await self._next_event()) is not None:
                 yield event
@@ -191,34 +189,35 @@ class Link:
     async def _next_event(self) -> stage_pb2.RunResponse | None:
         """The next event for the caller, a Failover if the replica was replaced meanwhile; None if the stage ended well. Raises
         StageError."""
-        assert self._stream is not None
+        stream, account = self._stream, self._account
+        if stream is None or account is None:
+            raise RuntimeError("events() before open()")
         try:
             while True:
-                message = await self._stream.read()
+                message = await stream.read()
                 if message.HasField("ended"):
-                    await self._stream.finish()
+                    await stream.finish()
                     if is_ok(message.ended):
                         return None
                     raise StageError.from_ended(message.ended)
-                if await self._take(self._stream, message):
+                if await self._take(stream, account, message):
                     return message
         except StageError as error:
-            self._stream.close()
-            if isinstance(error, StreamLost) and self._account is not None and self._account.complete:
+            stream.close()
+            if isinstance(error, StreamLost) and account.complete:
                 return None
             self._losses.count()
             if self._losses.too_many or not (error.meaning.reopens and self.search.can_mend(error)):
                 raise
-            return await self._replace(error)
+            return await self._replace(stream, account, error)
 
-    async def _take(self, stream: Stream, message: stage_pb2.RunResponse) -> bool:
+    async def _take(self, stream: Stream, account: OutputAccount, message: stage_pb2.RunResponse) -> bool:
         """Do what a message of the stage asks of the link. Return whether the caller gets the message too: True for chunks, reports and
         failovers."""
-        assert self._account is not None
         match message.WhichOneof("event"):
             case "chunk" | "chunks":
                 for chunk in chunks_of(message):
-                    self._account.accept(chunk)
+                    account.accept(chunk)
                 self._losses.in_a_row = 0
                 return True
             case "report" | "failover":
@@ -236,10 +235,8 @@ class Link:
 
     # Losing ----------------------------------------------------------------------------------------------------------------------
 
-    async def _replace(self, error: StageError) -> stage_pb2.RunResponse:
+    async def _replace(self, stream: Stream, account: OutputAccount, error: StageError) -> stage_pb2.RunResponse:
         """Go on at another replica after an error that another replica can mend. Return the Failover that reports it."""
-        stream = self._stream
-        assert stream is not None
         begin_s = time.monotonic()
         self._stream = None
         self.feed.stop()
@@ -248,9 +245,9 @@ class Link:
         self._inline_only = self._inline_only or error.reason == "STALE_REFERENCE"
         log.warning("link.lost", stage=self.stage, address=stream.address, reason=error.reason, message=error.message)
         granted = dict(self._granted)
-        await self.search.find(self._binding, self._open_at)
+        successor = await self.search.find(self._binding, self._open_at)
         self.failovers += 1
-        await self._catch_up(granted)
+        await self._catch_up(successor, account, granted)
         pause = time.monotonic() - begin_s
         log.info("link.replaced", stage=self.stage, lost=stream.address, address=self.address, pause_s=round(pause, 3))
         return stage_pb2.RunResponse(
@@ -259,11 +256,9 @@ class Link:
             )
         )
 
-    async def _catch_up(self, granted: Mapping[str, int]) -> None:
+    async def _catch_up(self, stream: Stream, account: OutputAccount, granted: Mapping[str, int]) -> None:
         """Send what Open could not carry: credit that came since, an interrupt, and the input that the replica needs again. granted: the
         credit by port, before Open."""
-        stream, account = self._stream, self._account
-        assert stream is not None and account is not None
         for port, total in tuple(self._granted.items()):  # Other tasks may grant while this writes.
             if total != granted.get(port):
                 await stream.write(stage_pb2.RunRequest(credit=_remaining_credit(account, port, total)))

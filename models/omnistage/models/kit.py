@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from omnistage.engine.adapter import DecoderSpec as DecoderSpec
     from omnistage.engine.adapter import Head as Head
     from omnistage.engine.adapter import Hidden as Hidden
+    from omnistage.engine.adapter import TokenHead as TokenHead
     from omnistage.engine.decoder import DecoderParts as DecoderParts
     from omnistage.engine.decoder import PackedDecoder as PackedDecoder
     from omnistage.engine.detokenizer import Detokenizer as Detokenizer
     from omnistage.engine.engine import Engine as Engine
-    from omnistage.engine.head import TokenHead as TokenHead
     from omnistage.engine.request import Prompt as Prompt
     from omnistage.engine.request import SequenceRequest as SequenceRequest
     from omnistage.engine.results import fixed_results as fixed_results
@@ -92,11 +92,10 @@ if TYPE_CHECKING:
     from omnistage.models.worker import make_ahead as make_ahead
 
 _NAMES: Mapping[str, tuple[str, ...]] = {
-    "omnistage.engine.adapter": ("DecoderSpec", "Head", "Hidden"),
+    "omnistage.engine.adapter": ("DecoderSpec", "Head", "Hidden", "TokenHead"),
     "omnistage.engine.decoder": ("DecoderParts", "PackedDecoder"),
     "omnistage.engine.detokenizer": ("Detokenizer",),
     "omnistage.engine.engine": ("Engine",),
-    "omnistage.engine.head": ("TokenHead",),
     "omnistage.engine.request": ("Prompt", "SequenceRequest"),
     "omnistage.engine.results": ("fixed_results",),
     "omnistage.engine.scheduler": ("SchedulerLimits",),

@@ -242,9 +242,13 @@ Context = grpc.aio.ServicerContext[bytes, omni_pb2.ConverseResponse]
 """A call whose requests come as bytes: wire/limits.py makes messages of them."""
 
 
+Listen = Callable[[], Coroutine[Any, Any, None]]
+"""Receives the messages of a client while one turn is answered; see `ConverseCall._listen`."""
+
+
 class ConverseCall:
-    """The messages of one call. For every turn call `next_turn`, `begin` with the intake, and `listen` while the turn is answered; at the
-    end call `close`."""
+    """The messages of one call. For every turn call `next_turn`, `begin` with the intake, and what that returns while the turn is answered;
+    at the end call `close`."""
 
     def __init__(self, context: Context, turn: Callable[[], AbstractAsyncContextManager[None]]) -> None:
         """turn: makes a context manager that is entered while a large message is decoded (Turns.turn)."""
@@ -282,32 +286,32 @@ class ConverseCall:
                     raise protocol_error("the first message of Converse must be a turn")
         return None
 
-    def begin(self, intake: Intake) -> None:
-        """Begin a turn: its chunks go to the intake from now on."""
+    def begin(self, intake: Intake) -> Listen:
+        """Begin a turn: its chunks go to the intake from now on. Returns what must receive messages while the turn is answered."""
         self._intake = intake
         self._is_answered = False
+        return partial(self._listen, intake)
 
-    async def listen(self) -> None:
+    async def _listen(self, intake: Intake) -> None:
         """Receive messages while a turn is answered. Returns at the half-close, or when the client has its Usage and asks another turn.
         Raises StageError."""
-        assert self._intake is not None
         while True:
             try:
-                async with asyncio.timeout(self._intake.patience_s()):
+                async with asyncio.timeout(intake.patience_s()):
                     message = await self._receive()
             except TimeoutError:
                 continue
             if message is None:
-                if waiting := self._intake.waits_for:
+                if waiting := intake.waits_for:
                     raise StageError("HALF_CLOSED", f"the client half-closed before input {waiting} ended")
                 if self.room.is_given:
                     raise StageError("HALF_CLOSED", f"the client half-closed and gave too little room for {await self.room.runs_out()}")
                 return
             match message.WhichOneof("event"):
                 case "chunk":
-                    await self._intake.put(message.chunk)
+                    await intake.put(message.chunk)
                 case "interrupt":
-                    await self._intake.interrupt(message.interrupt)
+                    await intake.interrupt(message.interrupt)
                 case "turn" if self._is_answered:
                     self._asked = message.turn
                     return

@@ -17,7 +17,7 @@ from omnistage.host.spans import Tracer
 from omnistage.link.channels import Channels
 from omnistage.router.admission import REQUEST_LIMIT_S, STALLED_S, Admission, Callers, Place, Turns, client_text, request_of
 from omnistage.router.answer import AnswerLimits, Generation, Write, incoming_trace, stall_error, trace_metadata
-from omnistage.router.conversation import ALL_REPLAY_BYTES, OF_THE_CALL, REPLAY_BYTES, ConverseCall, Intake
+from omnistage.router.conversation import ALL_REPLAY_BYTES, OF_THE_CALL, REPLAY_BYTES, ConverseCall, Intake, Listen
 from omnistage.router.pipeline import PipelineError, PipelineFile, check_pipeline
 from omnistage.router.placement import Placement
 from omnistage.router.request import ValidRequest, is_id, parse, validate
@@ -251,11 +251,11 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         remaining = context.time_remaining()
         limit = self._session_limit_s if remaining is None else min(remaining, self._session_limit_s)
         replay = self._take_replay(place.ticket.client) if valid.ports else None
-        intake = None
+        intake = listen = None
         if conversation is not None:
             ports = [port for port in served.descriptions[valid.pipeline.stages[0].kind].accepts if port.name in valid.ports]
             intake = Intake(ports, conversation.grant, stall_s=self._stall_limit_s, replay_bytes=0 if replay is None else REPLAY_BYTES)
-            conversation.begin(intake)
+            listen = conversation.begin(intake)
         answer = Generation(
             valid,
             served.descriptions,
@@ -273,7 +273,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         structlog.contextvars.bind_contextvars(session_id=answer.session_id)
         tally = account.tally
         try:
-            await self._run(answer, place, request_of(context, valid.request_id) if valid.request_id else None, conversation)
+            await self._run(answer, place, request_of(context, valid.request_id) if valid.request_id else None, listen)
             if tally.sound_s:
                 factor = (place.queued_s + tally.last_sound_s) / tally.sound_s
                 self._metrics.real_time_factor.labels(pipeline=valid.pipeline.name).observe(factor)
@@ -289,14 +289,14 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         except Refused:
             return None
 
-    async def _run(self, answer: Generation, place: Place, request: Hashable | None, conversation: ConverseCall | None) -> None:
+    async def _run(self, answer: Generation, place: Place, request: Hashable | None, listen: Listen | None) -> None:
         """Run an answer to its end. Raises StageError if one of these comes first: its place is taken back; its client sends the same
         request in a new call, as after a lost connection, which then goes on instead; the client breaks the rules of a conversation.
-        request: the identity of the request (clients.request_of); None: it has no id."""
+        request: the identity of the request (clients.request_of); None: it has no id. listen: of the turn; None: it is no conversation."""
         run = asyncio.create_task(answer.run())
         asked_again = self._newest(request)
         waiting: set[asyncio.Future[None]] = {run, asked_again, place.taken_back}
-        listening = asyncio.create_task(conversation.listen()) if conversation is not None else None
+        listening = asyncio.create_task(listen()) if listen is not None else None
         try:
             if listening is not None:
                 await asyncio.wait({listening, *waiting}, return_when=asyncio.FIRST_COMPLETED)

@@ -93,8 +93,8 @@ class PipelineFile(BaseModel):
         """All ports that a client may ask for."""
         return self.outputs + self.on_request
 
-    def lacking(self, outputs: Collection[str]) -> list[str]:
-        """The names among the `outputs` of a request that this pipeline does not give, sorted. PROGRESS counts as lacking only if the
+    def missing_outputs(self, outputs: Collection[str]) -> list[str]:
+        """The names among the `outputs` of a request that this pipeline does not give, sorted. PROGRESS counts as missing only if the
         request names nothing else: with another output the request is answered without it."""
         names = {*outputs}
         return sorted(names - {*self.offered} - ({PROGRESS} if names != {PROGRESS} else set()))

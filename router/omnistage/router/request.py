@@ -35,9 +35,64 @@ MOST_NAMED = 8
 """Largest number of pipelines that one error lists."""
 
 
-def choose_pipeline(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, PipelineFile]) -> PipelineFile:
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What a pipeline lacks for one request. missing_kinds: kinds of stages that the request has params for. missing_media: kinds of media
+    in the request. missing_outputs: ports that it names. requested_outputs: all ports that it names. is_verbatim: it is a text to speak."""
+
+    pipeline: PipelineFile
+    missing_kinds: Sequence[str]
+    missing_media: Sequence[str]
+    missing_outputs: Sequence[str]
+    requested_outputs: Collection[str]
+    is_verbatim: bool
+
+    @property
+    def can_answer(self) -> bool:
+        """Whether the pipeline lacks nothing."""
+        return not (self.missing_kinds or self.missing_media or self.missing_outputs)
+
+    @property
+    def can_draw(self) -> bool:
+        """Whether the pipeline could answer if the request were a drawing from the same media."""
+        return self.pipeline.draws and not (self.missing_media or self.missing_outputs)
+
+    @property
+    def reasons(self) -> str:
+        """Everything that the pipeline lacks, in words, such as "does not draw, takes no audio"."""
+        reasons = [self.name_ability(kind) for kind in self.missing_kinds]
+        reasons += [f"takes no {_word(medium)}" for medium in self.missing_media]
+        reasons += [f"gives no {_word(output)}" for output in self.missing_outputs]
+        return ", ".join(reasons[:MOST_NAMED])
+
+    def name_ability(self, kind: str) -> str:
+        """A phrase, such as "does not speak", for what the pipeline cannot do because it has no stage of this kind."""
+        if kind == "diffusion":
+            return _drawing(self.requested_outputs)[2]
+        if kind == "talker" and "thinker" in self.pipeline.kinds:
+            return NO_TALKER
+        return "does not speak a text" if kind == "thinker" and self.is_verbatim else MISSING[kind]
+
+
+def find_fits(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, PipelineFile]) -> dict[str, Fit]:
+    """What each pipeline lacks for the request, by the pipeline's name."""
+    kinds, media_kinds = [kind for kind in KINDS if request.HasField(kind)], media(request)
+    return {
+        name: Fit(
+            pipeline,
+            missing_kinds=[kind for kind in kinds if kind not in pipeline.kinds],
+            missing_media=[medium for medium in media_kinds if medium not in pipeline.inputs],
+            missing_outputs=pipeline.missing_outputs(request.outputs),
+            requested_outputs=request.outputs,
+            is_verbatim=bool(request.thinker.verbatim),
+        )
+        for name, pipeline in pipelines.items()
+    }
+
+
+def choose_pipeline(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, PipelineFile]) -> tuple[Fit, Collection[Fit]]:
     """Choose the pipeline that answers: the named pipeline; else the first, which is the default, if it can answer or there is no other;
-    else the only pipeline that can answer.
+    else the only pipeline that can answer. Returns its fit, and the fits of all pipelines.
 
     A pipeline can answer if it takes every medium of the request, has a stage for each of the request's params, and gives all outputs that
     the request names. If no pipeline can answer a prompt and the request can only mean pipelines that draw, the prompt becomes a drawing. A
@@ -46,28 +101,37 @@ def choose_pipeline(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, P
 
     Raises UNKNOWN_MODEL; BAD_REQUEST for what cannot be drawn; BAD_REQUEST for the field `model`, with the candidates' names in the
     metadata `candidates` if several pipelines can answer, and with what each pipeline lacks if none can."""
+    fits = find_fits(request, pipelines)
+    fit = _choose_fit(request, fits)
+    if fit.pipeline.only_draws and _is_prompt(request):
+        _draw(request, fit.pipeline)
+        fits = find_fits(request, pipelines)
+    return fits[fit.pipeline.name], fits.values()
+
+
+def _choose_fit(request: omni_pb2.GenerateRequest, fits: Mapping[str, Fit]) -> Fit:
+    """See `choose_pipeline`. fits: of all pipelines, by name."""
     if request.model:
-        chosen_pipeline = pipelines.get(request.model)
-        if chosen_pipeline is None:
-            text = f"no pipeline {request.model[:64]!r}; this router has {', '.join(pipelines)}"
+        if request.model not in fits:
+            text = f"no pipeline {request.model[:64]!r}; this router has {', '.join(fits)}"
             raise StageError("UNKNOWN_MODEL", text, metadata={"field": "model"})
-        pool = {chosen_pipeline.name: chosen_pipeline}
-    else:
-        pool = dict(pipelines)
-    if len(pool) > 1:
-        kinds, media_kinds = [kind for kind in KINDS if request.HasField(kind)], media(request)
-        lacks = {
-            name: _lacks(pipeline, kinds, media_kinds, request.outputs, bool(request.thinker.verbatim)) for name, pipeline in pool.items()
-        }
-        able = [pipelines[name] for name, lack in lacks.items() if not lack]
-        if not able and _only_drawing_is_meant(request, pool.values()):
-            able = [pipeline for pipeline in pool.values() if not _lacks(pipeline, ["diffusion"], media_kinds, request.outputs)]
-        pipeline = _only_able(able, pipelines) if able else _refuse_all(request, lacks, pipelines)
-    else:
-        (pipeline,) = pool.values()
-    if pipeline.only_draws and _is_prompt(request):
-        _draw(request, pipeline)
-    return pipeline
+        return fits[request.model]
+    default = next(iter(fits.values()))
+    candidates = [fit for fit in fits.values() if fit.can_answer]
+    if not candidates and _only_drawing_is_meant(request, fits.values()):
+        candidates = [fit for fit in fits.values() if fit.can_draw]
+    if len(fits) == 1 or default in candidates[:1]:
+        return default
+    if not candidates:
+        text = "; ".join(f"{name} {fit.reasons}" for name, fit in list(fits.items())[:MOST_NAMED])
+        if request.HasField("diffusion"):
+            text += f"; {_name_drawing_pipelines(fits.values(), request.outputs)}"
+        raise StageError("BAD_REQUEST", f"no pipeline does this: {text}", metadata={"field": "model"})
+    if len(candidates) > 1:
+        names = [fit.pipeline.name for fit in candidates[:MOST_NAMED]]
+        text = f"{', '.join(names)}: each of them could answer this; name one"
+        raise StageError("BAD_REQUEST", text, metadata={"field": "model", "candidates": ",".join(names)})
+    return candidates[0]
 
 
 def media(request: omni_pb2.GenerateRequest) -> list[str]:
@@ -83,45 +147,38 @@ def media(request: omni_pb2.GenerateRequest) -> list[str]:
     return sorted({_medium(media_type) for media_type in types} | ({"text"} if has_text else set()))
 
 
-def missing_ability(pipeline: PipelineFile, kind: str, is_verbatim: bool = False, outputs: Collection[str] = ()) -> str:
-    """A phrase, such as "does not speak", for what a pipeline cannot do because it has no stage of this kind. is_verbatim: the request is a
-    text to speak. outputs: the outputs that the request names."""
-    if kind == "diffusion":
-        return _drawing(outputs)[2]
-    if kind == "talker" and "thinker" in pipeline.kinds:
-        return NO_TALKER
-    return "does not speak a text" if kind == "thinker" and is_verbatim else MISSING[kind]
+def check_outputs(request: omni_pb2.GenerateRequest, fit: Fit, fits: Collection[Fit]) -> frozenset[str]:
+    """The ports that the client gets of the pipeline of `fit`. fits: of all pipelines. Raises BAD_REQUEST for an output that the pipeline
+    does not give, with the pipelines that give all outputs of the request."""
+    pipeline = fit.pipeline
+    if request.HasField("diffusion") and not pipeline.draws:
+        raise _refuse_stage(fit, "diffusion", fits)
+    if fit.missing_outputs:
+        reason = f": it {NO_TALKER}" if "audio" in fit.missing_outputs and pipeline.kinds == {"thinker"} else ""
+        able = _names([other for other in fits if not other.missing_kinds and not other.missing_outputs])
+        missing = ", ".join(repr(name[:16]) for name in fit.missing_outputs)
+        raise bad_request("outputs", f"{pipeline.name} gives {', '.join(pipeline.offered)}, not {missing}{reason}{able and f'; {able}'}")
+    return frozenset(request.outputs or pipeline.outputs) & {*pipeline.offered}
 
 
-def stage_refusal(request: omni_pb2.GenerateRequest, pipeline: PipelineFile, kind: str, pipelines: Collection[PipelineFile]) -> StageError:
+def _refuse_stage(fit: Fit, kind: str, fits: Collection[Fit]) -> StageError:
     """The refusal of params for a stage that the pipeline lacks, with the pipelines that have that stage."""
-    able = [one.name for one in pipelines if kind in one.kinds and not one.lacking(request.outputs)][:MOST_NAMED]
-    others = f"{', '.join(able)} {'does' if len(able) == 1 else 'do'}" if able else "no other pipeline of this router does"
-    ability = missing_ability(pipeline, kind, bool(request.thinker.verbatim), request.outputs)
-    text = f"{pipeline.name} {ability}; {others}"
+    able = _names([other for other in fits if kind in other.pipeline.kinds and not other.missing_outputs])
+    text = f"{fit.pipeline.name} {fit.name_ability(kind)}; {able or 'no other pipeline of this router does'}"
     return StageError("BAD_REQUEST", text, metadata={"field": kind})
 
 
-def those_that_draw(pipelines: Collection[PipelineFile], outputs: Collection[str]) -> str:
-    """The pipelines that draw these outputs, in words for a client that asked for them."""
-    names = [pipeline.name for pipeline in pipelines if pipeline.draws and not pipeline.lacking(outputs)]
+def _names(fits: Sequence[Fit]) -> str:
+    """The pipelines that do what another one does not, as a clause such as "toy, toy-omni do"; empty if there is none."""
+    names = [fit.pipeline.name for fit in fits[:MOST_NAMED]]
+    return f"{', '.join(names)} {'does' if len(names) == 1 else 'do'}" if names else ""
+
+
+def _name_drawing_pipelines(fits: Collection[Fit], outputs: Collection[str]) -> str:
+    """The pipelines that draw these outputs, in words for a client that wants them."""
+    names = [fit.pipeline.name for fit in fits if fit.pipeline.draws and not fit.missing_outputs]
     do, does, _ = _drawing(outputs)
     return f"these {do}: {', '.join(names[:MOST_NAMED])}" if names else f"no pipeline of this router {does}"
-
-
-def check_outputs(request: omni_pb2.GenerateRequest, pipeline: PipelineFile, pipelines: Collection[PipelineFile]) -> frozenset[str]:
-    """The ports that the client gets. Raises BAD_REQUEST for an output that the pipeline does not give, with the pipelines that give all
-    outputs of the request."""
-    if request.HasField("diffusion") and not pipeline.draws:
-        raise stage_refusal(request, pipeline, "diffusion", pipelines)
-    if missing := pipeline.lacking(request.outputs):
-        reason = f": it {NO_TALKER}" if "audio" in missing and pipeline.kinds == {"thinker"} else ""
-        kinds = [kind for kind in KINDS if request.HasField(kind)]
-        able = [one.name for one in pipelines if one.kinds.issuperset(kinds) and not one.lacking(request.outputs)][:MOST_NAMED]
-        others = f"; {', '.join(able)} {'does' if len(able) == 1 else 'do'}" if able else ""
-        text = f"{pipeline.name} gives {', '.join(pipeline.offered)}, not {', '.join(repr(name[:16]) for name in missing)}{reason}{others}"
-        raise bad_request("outputs", text)
-    return frozenset(request.outputs or pipeline.outputs) & {*pipeline.offered}
 
 
 def _drawing(outputs: Collection[str]) -> tuple[str, str, str]:
@@ -129,41 +186,10 @@ def _drawing(outputs: Collection[str]) -> tuple[str, str, str]:
     return next((words for output, words in DRAWING.items() if output in outputs), PICTURES)
 
 
-def _only_able(able: Sequence[PipelineFile], pipelines: Mapping[str, PipelineFile]) -> PipelineFile:
-    """The default pipeline if it is among the able ones, else the only able one. Raises BAD_REQUEST if there are several and none is the
-    default."""
-    if able[0] is next(iter(pipelines.values())) or len(able) == 1:
-        return able[0]
-    names = [pipeline.name for pipeline in able[:MOST_NAMED]]
-    raise StageError(
-        "BAD_REQUEST",
-        f"{', '.join(names)}: each of them could answer this; name one",
-        metadata={"field": "model", "candidates": ",".join(names)},
-    )
-
-
-def _refuse_all(request: omni_pb2.GenerateRequest, lacks: Mapping[str, str], pipelines: Mapping[str, PipelineFile]) -> PipelineFile:
-    """Refuse a request that no pipeline can answer. Raises BAD_REQUEST with what each pipeline lacks."""
-    text = "; ".join(f"{name} {lack}" for name, lack in list(lacks.items())[:MOST_NAMED])
-    if request.HasField("diffusion"):
-        text += f"; {those_that_draw(pipelines.values(), request.outputs)}"
-    raise StageError("BAD_REQUEST", f"no pipeline does this: {text}", metadata={"field": "model"})
-
-
-def _lacks(
-    pipeline: PipelineFile, kinds: Collection[str], media_kinds: Collection[str], outputs: Collection[str], is_verbatim: bool = False
-) -> str:
-    """The reason why a pipeline cannot answer; empty: it can. kinds: kinds of stages that it needs. media_kinds: media in the request."""
-    lacks = [missing_ability(pipeline, kind, is_verbatim, outputs) for kind in kinds if kind not in pipeline.kinds]
-    lacks += [f"takes no {_word(medium)}" for medium in media_kinds if medium not in pipeline.inputs]
-    lacks += [f"gives no {_word(output)}" for output in pipeline.lacking(outputs)]
-    return ", ".join(lacks[:MOST_NAMED])
-
-
-def _only_drawing_is_meant(request: omni_pb2.GenerateRequest, pipelines: Collection[PipelineFile]) -> bool:
+def _only_drawing_is_meant(request: omni_pb2.GenerateRequest, fits: Collection[Fit]) -> bool:
     """Whether the request is a prompt that only pipelines for drawings could serve, by its outputs and params."""
     draws = request.HasField("diffusion")
-    candidates = [pipeline for pipeline in pipelines if not pipeline.lacking(request.outputs) and (pipeline.draws or not draws)]
+    candidates = [fit.pipeline for fit in fits if not fit.missing_outputs and (fit.pipeline.draws or not draws)]
     return _is_prompt(request) and all(pipeline.only_draws for pipeline in candidates)
 
 
@@ -265,21 +291,21 @@ def is_id(text: str) -> bool:
 
 
 def validate(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, PipelineFile]) -> ValidRequest:
-    """Check what the router itself needs; a stage checks the values of its own params. `choice` chooses the pipeline, and may turn the
+    """Choose the pipeline, and check what the router itself needs; a stage checks the values of its own params. The choice may turn the
     request into a drawing.
 
     Raises StageError."""
     characters = len(request.thinker.verbatim) + sum(len(part.text) for turn in request.thinker.messages for part in turn.parts)
     if characters > MAX_TEXT_CHARACTERS:
         raise bad_request("thinker.messages", f"at most {MAX_TEXT_CHARACTERS} characters")
-    pipeline = choose_pipeline(request, pipelines)
+    fit, fits = choose_pipeline(request, pipelines)
+    pipeline = fit.pipeline
     for name in ("conversation_id", "request_id"):
         if not is_id(getattr(request, name)):
             raise bad_request(name, "at most 64 characters of A-Z a-z 0-9 _ -")
-    outputs = check_outputs(request, pipeline, pipelines.values())
-    for kind in KINDS:
-        if request.HasField(kind) and kind not in pipeline.kinds:
-            raise stage_refusal(request, pipeline, kind, pipelines.values())
+    outputs = check_outputs(request, fit, fits)
+    if fit.missing_kinds:
+        raise _refuse_stage(fit, fit.missing_kinds[0], fits)
     _check_resume(request, outputs, pipeline)
     seed = request.seed if request.HasField("seed") else secrets.randbelow(DRAWN_SEEDS)
     return ValidRequest(

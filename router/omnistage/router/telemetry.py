@@ -198,15 +198,14 @@ class Account:
 
     def close(self) -> None:
         """Write the line and end the span."""
-        figures = self._figures() if self._place is not None else {}
+        figures = {} if self._place is None else self._figures(self._place)
         request = {"request_id": self._request_id or None, "pipeline": self._pipeline or None, "client": self._client}
         line = {**request, **self._error, **figures, "total_s": _round_s(time.monotonic() - self._begun_s)}
         log.info("request.refused" if self._place is None else "answer.done", **line)
         self._trace({name: value for name, value in line.items() if name not in ("reason", "total_s")})
 
-    def _figures(self) -> dict[str, object]:
+    def _figures(self, place: Place) -> dict[str, object]:
         """Figures of an answer that had a place, as fields of its log line."""
-        assert self._place is not None
         tally = self.tally
         return {
             "session_id": self._session_id or None,
@@ -215,7 +214,7 @@ class Account:
             "thought_tokens": tally.thought_tokens,
             "prompt_tokens": tally.prompt_tokens,
             "cached_tokens": tally.cached_tokens,
-            "queued_s": _round_s(self._place.queued_s),
+            "queued_s": _round_s(place.queued_s),
             "ttft_s": self._to_first("text"),
             "ttfa_s": self._to_first("audio"),
             "audio_s": _round_s(tally.sound_s),

@@ -289,7 +289,7 @@ class SoundFile:
         self._file.write(self._encoder.encode(chunk.samples))
         self._samples += len(chunk.samples)
         if self._format.is_wav:
-            self._correct_head()
+            self._correct_head(self._encoder.head)
         self._file.flush()
 
     def close(self) -> None:
@@ -300,13 +300,12 @@ class SoundFile:
         if self._encoder is not None:
             with self._file:
                 self._file.write(self._encoder.finish())
-                self._correct_head()
+                self._correct_head(self._encoder.head)
 
-    def _correct_head(self) -> None:
-        """Write the encoder's present beginning of the file over the old one."""
-        assert self._encoder is not None
+    def _correct_head(self, head: bytes) -> None:
+        """Write a new beginning of the file over the old one."""
         self._file.seek(0)
-        self._file.write(self._encoder.head)
+        self._file.write(head)
         self._file.seek(0, 2)
 
 

@@ -68,9 +68,10 @@ class Connection:
         start_patience_s: seconds that a call waits for a pipeline that is starting, unless this client started it. warn: as in `Routers`.
         tell: called with a sentence that says what a call waits for. Raises BadRequestError for a text that is no address."""
         self._plan = target if isinstance(target, StackPlan) else StackPlan()
-        self._stack = PrivateStack(self._plan) if isinstance(target, StackPlan) else None
+        self._stack = PrivateStack(self._plan)
         self._found = None if isinstance(target, StackPlan) else target
-        self._may_find = self._stack is not None and self._plan.says_nothing
+        self._may_start = self._found is None  # whether the stack is started unless a running router is found
+        self._may_find = self._may_start and self._plan.says_nothing
         """Whether to look for a running router before the stack is started; False once that was done."""
         self._credentials, self._warn = credentials, warn
         self._routers = None if self._found is None else self._routers_at(self._found)
@@ -100,7 +101,7 @@ class Connection:
     @property
     def is_private(self) -> bool:
         """Whether the router belongs to a stack that this connection started."""
-        return self._stack is not None and self._found is None
+        return self._found is None
 
     @property
     def places(self) -> int | None:
@@ -110,11 +111,11 @@ class Connection:
     @property
     def start_limit_s(self) -> float:
         """The most seconds that `start` and a first connection take together."""
-        return self.connect_timeout_s + (0.0 if self._stack is None else self._stack.start_limit_s)
+        return self.connect_timeout_s + (self._stack.start_limit_s if self._may_start else 0.0)
 
-    async def start(self, key: ApiKey | None) -> None:
-        """Find the router, or start the private stack, within the time limit in its settings. key: the caller's key, sent when a running
-        router is looked for. Raises ClosedError and StackError."""
+    async def start(self, key: ApiKey | None) -> Routers:
+        """Find the router, or start the private stack, within the time limit in its settings. Returns the routers to ask. key: the caller's
+        key, sent when a running router is looked for. Raises ClosedError and StackError."""
         threads.check_fork()
         self._stay_on_loop()
         async with self._starting:
@@ -125,25 +126,23 @@ class Connection:
                     self._routers = self._routers_at(self._found)
                     log.info("asking the router at %s, which runs already", self._found.address)
             if self._routers is None:
-                assert self._stack is not None
                 self._routers = Routers(await self._stack.started(), credentials=self._credentials, warn=self._warn)
+            return self._routers
 
     async def connect(self, timeout_s: float, key: ApiKey | None) -> Router:
         """The first router that can be connected. key: of the caller. timeout_s: for connecting, without the start of a stack. Raises the
         errors of `start` and `Routers.connect`."""
-        await self.start(key)
-        assert self._routers is not None
-        return await self._routers.connect(timeout_s, key)
+        routers = await self.start(key)
+        return await routers.connect(timeout_s, key)
 
     def lost(self, address: str) -> None:
         """Note that the router at this address was lost: from now on the next one is connected, if there are several."""
-        assert self._routers is not None
-        self._routers.lost(address)
+        if self._routers is not None:
+            self._routers.lost(address)
 
     async def begin(self, pipeline: str, limit: Limit) -> None:
         """Have the private stack start one of its pipelines, and wait until it serves. Raises StackError if it cannot start, and
         DeadlineError when the limit passes; the start then goes on."""
-        assert self._stack is not None
         with suppress(TimeoutError):
             async with asyncio.timeout(limit.left_s), self.waiting():
                 await self._stack.begun(pipeline)
@@ -187,16 +186,14 @@ class Connection:
         waits, self._waits = self._waits, set()
         for wait in waits:
             wait.reschedule(0.0)
-        if self._stack is not None:
-            self._stack.give_up()
+        self._stack.give_up()
         async with self._starting:
             if self._routers is not None:
                 await self._routers.close()
 
     def stop_stack(self) -> None:
         """The second half of closing: end the private stack. Blocks; needs no event loop, so that it also works while Python shuts down."""
-        if self._stack is not None:
-            self._stack.stop()
+        self._stack.stop()
 
     def _routers_at(self, router: Found) -> Routers:
         """The routers at the address of `router`. A router that no person named must belong to this user or to root."""

@@ -11,9 +11,9 @@ import pytest
 
 from helpers import lengths
 from helpers.artists import draw, model_of, pixels_of
+from omnistage.models.diffusers.family import model_directory
 from omnistage.models.diffusers.model import DrawnModel
 from omnistage.models.diffusers.pictures import BLANK
-from omnistage.models.diffusers.store import model_directory
 from omnistage.models.interface import Note
 from tools.pictures.scenes import Scene
 from tools.pictures.score import scenes, score_pictures

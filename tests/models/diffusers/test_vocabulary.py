@@ -11,8 +11,8 @@ import pytest
 from helpers.command import omnistage
 from omnistage.gateway.state import EXAMPLES
 from omnistage.models.checkpoint.files import BadCheckpoint
+from omnistage.models.diffusers.family import model_directory
 from omnistage.models.diffusers.options import Vocabulary
-from omnistage.models.diffusers.store import model_directory
 from omnistage.router.pipeline import load_pipeline
 from tools.pictures.pack import DEFAULTS
 from tools.pictures.scenes import KINDS

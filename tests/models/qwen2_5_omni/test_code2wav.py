@@ -73,8 +73,9 @@ async def test_who_looks_as_far_ahead_as_anything_depends_makes_the_whole(quick:
         speech = Speech(quick.config, quick.windows, PreparedSpeech(seed, schedule_of((1, 2, 3, 6), ahead, BLOCK), speaker))
         speech.feed(0, codes, last=True)
         made = list[Sound]()
-        while (job := speech.next()) is not None:
-            made.append(sounded(quick, speech.solved(solved(quick, job))))
+        while (step := speech.next()) is not None:
+            window, flow = step
+            made.append(sounded(quick, speech.solved(window, solved(quick, flow))))
         near.append(decibels(joined(made), whole))
     assert near[0] < 90 < near[1] and near[2] > 90, near
 

@@ -58,10 +58,11 @@ async def test_what_is_kept_of_a_speech_does_not_grow(quick: FlowCode2Wav, seed:
     speech = Speech(quick.config, quick.windows, await quick.prepare(WaveRequest(seed)))
     for number in range(1500 // BLOCK):
         speech.feed(number * BLOCK, drawn(source, BLOCK), last=False)
-        while (job := speech.next()) is not None:
+        while (step := speech.next()) is not None:
+            window, flow = step
             # The test looks at the input of the computation, not at its sound: noise is as good as any other input.
-            job.prepare(quick.windows.solver)
-            speech.solved(job)
+            flow.prepare(quick.windows.solver)
+            speech.solved(window, flow)
             if number > 50:
                 sizes.add((len(speech._codes), len(speech._before), 0 if speech._left is None else speech._left.nbytes))
     assert len(sizes) <= 6 and max(codes for codes, _, _ in sizes) <= 9 * BLOCK
@@ -186,9 +187,9 @@ async def test_an_error_of_the_second_thread_leaves_the_window_as_it_was(quick: 
     for _ in range(2):
         speech = Speech(quick.config, quick.windows, prepared)
         speech.feed(0, codes, last=False)
-        flow = speech.next()
-        assert flow is not None
-        flows.append(flow)
+        step = speech.next()
+        assert step is not None
+        flows.append(step[1])
     with pytest.raises(RuntimeError, match="closed"):
         quick.windows.step([flows[0]], worker.aside)
     assert torch.equal(solved(quick, flows[0]).mel, solved(quick, flows[1]).mel)
@@ -221,8 +222,9 @@ async def test_a_thread_that_waits_for_the_other_says_so(quick: FlowCode2Wav, se
     codes, worker, may_go, asked = drawn(random.Random(seed), 3 * BLOCK), Worker("main", 1), threading.Event(), threading.Event()
     speech = Speech(quick.config, quick.windows, await quick.prepare(WaveRequest(seed, "latency")))
     speech.feed(0, codes, last=False)
-    flow = speech.next()
-    assert flow is not None
+    step = speech.next()
+    assert step is not None
+    flow = step[1]
 
     with ThreadPoolExecutor(1) as other:
 

@@ -107,9 +107,10 @@ async def test_what_is_kept_of_a_speech_does_not_grow(wave: CausalCode2Wav, seed
     speech, kept = Speech(wave.config, wave.windows.net, prepared.schedule), set[tuple[int, int]]()
     for frame in range(60):
         speech.feed(frame, drawn(wave, source, 1), last=False)
-        while (job := speech.next()) is not None:
+        while (step := speech.next()) is not None:
+            window, job = step
             wave.windows.step([job])
-            speech.made(job)
+            speech.made(window, job)
         kept.add((len(speech._codes), speech._state.bytes))
     assert max(codes for codes, _ in kept) < max(prepared.schedule.sizes)
     assert len({size for _, size in kept}) == 2, "before the first window, and after it"

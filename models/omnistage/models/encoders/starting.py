@@ -13,10 +13,10 @@ import numpy as np
 import structlog
 import torch
 
+from omnistage.engine.adapter import TokenHead
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.devices import ALONE, Group
 from omnistage.engine.engine import Engine
-from omnistage.engine.head import TokenHead
 from omnistage.engine.linear import WHOLE, LinearMaker, build_exact, whole
 from omnistage.engine.memory import PAGE_ROWS, page_bytes
 from omnistage.engine.parts import DecoderConfig

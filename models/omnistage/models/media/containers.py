@@ -74,7 +74,7 @@ def _stated_bytes(file: BinaryIO, most_bytes: int) -> int:
         return _asf_bytes(file)
     if head.startswith(EBML):
         return matroska_bytes(file)
-    return _box_bytes(file) if _has_boxes(file) else 0
+    return max((end for _, _, end in boxes(file)), default=0) if _has_boxes(file) else 0
 
 
 def _stated_length(before: int, count: int, most_bytes: int) -> int:
@@ -91,10 +91,6 @@ def _asf_bytes(file: BinaryIO) -> int:
     if at < 0 or len(head) < at + 92 or head[at + 88] & ASF_LIVE:
         return 0
     return int(struct.unpack_from("<Q", head, at + 40)[0])
-
-
-def _box_bytes(file: BinaryIO) -> int:
-    return max((end for _, _, end in boxes(file)), default=0)
 
 
 def _lacks_list(file: BinaryIO, file_bytes: int) -> bool:

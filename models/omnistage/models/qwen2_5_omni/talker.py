@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from omnistage.engine.adapter import TokenHead
 from omnistage.engine.decoder import EMBEDDING, DecoderParts, Enter, PackedDecoder
 from omnistage.engine.engine import Engine
-from omnistage.engine.head import TokenHead
 from omnistage.engine.parts import Materials, contiguous_axes, rotary
 from omnistage.models.checkpoint.decoder import BIASED
 from omnistage.models.checkpoint.files import BadCheckpoint, name_of

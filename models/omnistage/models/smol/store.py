@@ -30,11 +30,7 @@ def model_directory(cache: Path | None = None, progress: ShowProgress | None = N
 
     Safe to call from several processes at once. Raises FetchError, which says what to do.
     """
-    return fetch_folder(_recipe(), cache or cache_directory(), progress)
-
-
-def _recipe() -> Recipe:
-    return Recipe("smol", _revision(), (THINKER, VOICE), _convert, SPACE)
+    return fetch_folder(Recipe("smol", _revision(), (THINKER, VOICE), _convert, SPACE), cache or cache_directory(), progress)
 
 
 def _revision() -> str:

@@ -9,11 +9,10 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from omnistage.engine.adapter import CPU
+from omnistage.engine.adapter import CPU, TokenHead
 from omnistage.engine.decoder import LM_HEAD, DecoderParts, PackedDecoder
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.engine import Engine
-from omnistage.engine.head import TokenHead
 from omnistage.engine.memory import page_bytes, pages_for
 from omnistage.engine.parts import DecoderConfig, rotary
 from omnistage.engine.request import Constraint, Prompt, SequenceRequest

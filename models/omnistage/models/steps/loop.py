@@ -308,7 +308,7 @@ class Loop(Generic[J, A, T]):
             self._steps.step(group, aside)
             results = [self._take(job) for job in group]
             waits = not self._may_go_on or number - (self.steps - first) >= MAX_AHEAD
-            if waits or any(map(_has_failed, results)) or not self._can_go_on(group):
+            if waits or any(isinstance(result, Exception) for result in results) or not self._can_go_on(group):
                 break
             loop.call_soon_threadsafe(self._show_early, group, results)
         return results
@@ -347,7 +347,3 @@ class Loop(Generic[J, A, T]):
                 self._end(job, shown)
             else:
                 entry.ready = entry.shown(shown) and entry.ready
-
-
-def _has_failed(result: Any) -> bool:
-    return isinstance(result, Exception)

@@ -367,7 +367,8 @@ class ChatSession:
         """Raises RequestError for a voice that no pipeline has: every later question would be refused."""
         voices = {voice for pipeline in await self._pipelines() for voice in pipeline.voices}
         if name.lower() not in map(str.lower, voices):
-            raise RequestError(f"there is no voice {name!r}", hint=_sentence(those_there_are(sorted(voices))))
+            voices_told = those_there_are(sorted(voices))
+            raise RequestError(f"there is no voice {name!r}", hint=f"{voices_told[0].upper()}{voices_told[1:]}.")
 
     async def _pipelines(self) -> list[Pipeline]:
         """The pipelines that may answer the next question: the chosen one, else all that answer. Raises RequestError if there are none."""
@@ -472,10 +473,6 @@ class ChatSession:
             self._talk.keep()
         except OSError as error:
             self._notices.tell(f"[yellow]the conversation cannot be kept: {escape(str(error))}[/]")
-
-
-def _sentence(words: str) -> str:
-    return f"{words[0].upper()}{words[1:]}."
 
 
 async def _play_to_end(player: Player, notices: Notices) -> None:

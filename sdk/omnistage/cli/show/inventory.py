@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omnistage.cli.stack.layout import DEFAULT_PIPELINES
-from omnistage.models.diffusers.store import model_directory as picture_directory
+from omnistage.models.diffusers.family import model_directory as picture_directory
 from omnistage.models.fetch.disk import cache_directory
 from omnistage.models.fetch.packages import MANIFEST
 from omnistage.models.registry import lacking, recognise

@@ -64,8 +64,6 @@ class Speech:
     def __init__(self, config: WaveConfig, windows: Windows, prepared: PreparedSpeech, first_sample: int = 0) -> None:
         self._config, self._windows, self._prepared = config, windows, prepared
         self._first_sample = first_sample
-        self.window: Window | None = None
-        """The window that `next` returned last."""
         self._number = prepared.schedule.entry(first_sample // config.code_samples)
         self._codes = Codes(prepared.schedule.first_code(self._number), 1)
         self._ended = self._over = False  # whether all codes have come; whether the last window was solved
@@ -85,17 +83,16 @@ class Speech:
         if self._ended and samples < self._first_sample:
             raise BadRequest("resume.positions", f"the sound has {samples} samples: it cannot go on at sample {self._first_sample}")
 
-    def next(self) -> Flow | None:
-        """The flow of the next window; None: some of its codes have not come, or the speech is over. Before that, call `solved` for the
+    def next(self) -> tuple[Window, Flow] | None:
+        """The next window and its flow; None: some of its codes have not come, or the speech is over. Before that, call `solved` for the
         previous window."""
         if self._over:
             return None
-        self.window = self._prepared.schedule.window(self._number, self._codes.past, has_ended=self._ended)
-        return None if self.window is None else self._flow(self.window)
+        window = self._prepared.schedule.window(self._number, self._codes.past, has_ended=self._ended)
+        return None if window is None else (window, self._flow(window))
 
-    def solved(self, flow: Flow) -> Vocoding:
+    def solved(self, window: Window, flow: Flow) -> Vocoding:
         """The next step of the window that `next` returned last: its mel frames, to be made into sound. flow: that window's flow, done."""
-        assert self.window is not None
         schedule, mel = self._prepared.schedule, torch.cat((self._before, flow.mel))
         end = len(mel) - flow.ahead
         self._left, self._before = flow.leaves, mel[max(end - FIELD, 0) : end]
@@ -113,7 +110,7 @@ class Speech:
             unheard,
             wanted_frames=flow.chunk - unheard,
             needless=max(self._first_sample - begins - unheard * self._config.vocoder.frame_samples, 0),
-            needs=schedule.first_code(schedule.entry(self.window.end)),
+            needs=schedule.first_code(schedule.entry(window.end)),
             last=self._over,
         )
 
@@ -208,19 +205,19 @@ class FlowCode2Wav(WindowedCode2Wav[PreparedSpeech]):
             assert isinstance(piece.content, np.ndarray)
             arrivals.came(clock(), len(piece.content))
             speech.feed(piece.first, piece.content, last=piece.last)
-            while (flow := speech.next()) is not None:
+            while (step := speech.next()) is not None:
+                window, flow = step
                 # A client that wants the whole speech at once does not listen before its end, so its sound is due after all other sound.
                 due = due or (clock() if prepared.schedule.sizes else math.inf)
-                assert speech.window is not None
                 # The sound of the window before this one is made at the same time, so the slower of the two sets the pace of windows.
-                with self._forecast.watching(speech.window, learning=flow.left is not None):
+                with self._forecast.watching(window, learning=flow.left is not None):
                     await self._loop.run(flow, due)
-                vocoding = speech.solved(flow)
+                vocoding = speech.solved(window, flow)
                 if not has_sound:
                     # The listener waits for the first sound, so nothing else of the speech is computed before it.
                     await self._loop.run(vocoding, due)
                     has_sound = True
-                del flow
+                del step, flow
                 yield due, vocoding
                 due = max(clock(), due) + vocoding.wanted_frames * self.config.vocoder.frame_samples / self.config.sample_rate_hz
 

@@ -44,8 +44,7 @@ class Flow:
     left: torch.Tensor | None
     leaves: torch.Tensor | None
     slopes: list[torch.Tensor] = field(default_factory=list)
-    _trajectory: Trajectory | None = None
-    _conditions: torch.Tensor | None = None
+    _beginning: tuple[Trajectory, torch.Tensor] | None = None  # the solution so far, and the conditions; None before `prepare`
 
     @property
     def frames(self) -> int:
@@ -53,7 +52,7 @@ class Flow:
 
     @property
     def done(self) -> bool:
-        return self._trajectory is not None and self._trajectory.done
+        return self._beginning is not None and self.trajectory.done
 
     @property
     def mel(self) -> torch.Tensor:
@@ -62,19 +61,23 @@ class Flow:
 
     @property
     def trajectory(self) -> Trajectory:
-        assert self._trajectory is not None, "before the first step"
-        return self._trajectory
+        return self._prepared[0]
 
     @property
     def conditions(self) -> torch.Tensor:
-        assert self._conditions is not None, "before the first step"
-        return self._conditions
+        return self._prepared[1]
+
+    @property
+    def _prepared(self) -> tuple[Trajectory, torch.Tensor]:
+        if self._beginning is None:
+            raise RuntimeError("the flow is not prepared yet")
+        return self._beginning
 
     def prepare(self, solver: Solver) -> None:
         """Prepare the first step, on the thread of the step. Later calls do nothing."""
-        if self._trajectory is None:
-            start, self._conditions = self.begin()
-            self._trajectory = Trajectory(solver, start)
+        if self._beginning is None:
+            start, conditions = self.begin()
+            self._beginning = Trajectory(solver, start), conditions
 
 
 @dataclass(eq=False, slots=True)

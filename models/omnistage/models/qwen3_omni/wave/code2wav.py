@@ -46,6 +46,13 @@ class WindowJob:
     samples: torch.Tensor | None = None
     after: WaveState | None = None
 
+    @property
+    def results(self) -> tuple[torch.Tensor, WaveState]:
+        """The samples and the state after the codes, once the job is done. Raises RuntimeError before."""
+        if self.samples is None or self.after is None:
+            raise RuntimeError("the window is not computed yet")
+        return self.samples, self.after
+
 
 class Windows:
     """Computes windows, each in one step; implements `Steps`."""
@@ -120,8 +127,8 @@ class WindowTrials:
         self._windows.step(jobs, aside)
         results = []
         for job in jobs:
-            assert job.after is not None and job.samples is not None
-            tensors = (job.samples, job.after.keys, *job.after.inputs)
+            samples, state = job.results
+            tensors = (samples, state.keys, *state.inputs)
             results.append(torch.cat([each.flatten().cpu() for each in tensors]))
         return results
 
@@ -146,8 +153,6 @@ class Speech:
 
     def __init__(self, config: WaveConfig, net: CausalNet, schedule: Schedule, first_sample: int = 0) -> None:
         self._config, self._schedule, self._first_sample = config, schedule, first_sample
-        self.window: Window | None = None
-        """The window that `next` returned last."""
         frame = first_frame(config, first_sample)
         self._number = schedule.entry(frame)
         self._sounding = schedule.begin(schedule.holding(frame)) - config.heard_frames
@@ -170,25 +175,24 @@ class Speech:
         if self._ended and samples < self._first_sample:
             raise BadRequest("resume.positions", f"the sound has {samples} samples: it cannot go on at sample {self._first_sample}")
 
-    def next(self) -> WindowJob | None:
-        """The next window; None: some of its frames have not come, or the speech is over. Before that, call `made` for the previous
-        window."""
-        self.window = self._schedule.window(self._number, self._codes.past, has_ended=self._ended)
-        if self.window is None:
+    def next(self) -> tuple[Window, WindowJob] | None:
+        """The next window and its computation; None: some of its frames have not come, or the speech is over. Before that, call `made` for
+        the previous window."""
+        window = self._schedule.window(self._number, self._codes.past, has_ended=self._ended)
+        if window is None:
             return None
-        codes = torch.from_numpy(self._codes.between(self.window.begin, self.window.end))
-        return WindowJob(codes, self._state, silent=self.window.end <= self._sounding)
+        codes = torch.from_numpy(self._codes.between(window.begin, window.end))
+        return window, WindowJob(codes, self._state, silent=window.end <= self._sounding)
 
-    def made(self, job: WindowJob) -> Sound:
+    def made(self, window: Window, job: WindowJob) -> Sound:
         """The sound of the window that `next` returned last, without samples before `first_sample`, and with `Sound.needs`. job: that
         window, done."""
-        assert self.window is not None and job.after is not None and job.samples is not None
+        samples, self._state = job.results
         begins = max(job.state.place * self._config.frame_samples - self._config.missing, 0)
-        self._state = job.after
         self._number += 1
-        self._codes.forget(self.window.end)
+        self._codes.forget(window.end)
         unheard = max(self._first_sample - begins, 0)
-        return Sound(job.samples[unheard:, None].numpy(), self._schedule.first_code(self._schedule.entry(self.window.end)))
+        return Sound(samples[unheard:, None].numpy(), self._schedule.first_code(self._schedule.entry(window.end)))
 
 
 def first_frame(config: WaveConfig, sample: int) -> int:
@@ -236,14 +240,14 @@ class CausalCode2Wav(WindowedCode2Wav[PreparedSpeech]):
             assert isinstance(piece.content, np.ndarray)
             arrivals.came(clock(), len(piece.content))
             speech.feed(piece.first, piece.content, last=piece.last)
-            while (job := speech.next()) is not None:
-                assert speech.window is not None
+            while (step := speech.next()) is not None:
+                window, job = step
                 due = due or (clock() if prepared.heard else math.inf)
                 begin_s = clock()
-                with self._forecast.watching(speech.window, learning=speech.window.begin > 0 and not job.silent):
+                with self._forecast.watching(window, learning=window.begin > 0 and not job.silent):
                     await self._loop.run(job, due)
-                sound, last = speech.made(job), speech.window.last
-                del job
+                sound, last = speech.made(window, job), window.last
+                del step, job
                 if not len(sound.samples):
                     continue
                 if not has_sound:

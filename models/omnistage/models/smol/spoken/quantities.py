@@ -80,10 +80,6 @@ def _money(match: re.Match[str]) -> str:
     return f"{words} {'' if per == 'ea' else 'per '}{_PER_WORDS.get(per, per)}" if per else words
 
 
-def _negative_amount(match: re.Match[str]) -> str:
-    return f"minus {_money(match)}"
-
-
 def _with_coins(number: WrittenNumber, names: tuple[str, str, str, str]) -> str:
     """A price with its small coins: 5.50 as "five dollars and fifty cents". names: as in CURRENCIES."""
     one, plural_name, small_one, small_many = names
@@ -159,4 +155,4 @@ SPELLINGS: dict[str, Spell] = {
     "plural": _plural_number,
 }
 NOUNS = {"unit": unit_names}
-FUNCTIONS: dict[str, Say] = {"money": _money, "negative amount": _negative_amount}
+FUNCTIONS: dict[str, Say] = {"money": _money, "negative amount": lambda match: f"minus {_money(match)}"}

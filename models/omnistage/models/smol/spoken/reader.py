@@ -143,7 +143,7 @@ class _Reading:
         if character == "." and self._apart and self._segment and self._segment[-1].endswith("."):
             return at + 1  # The stop of A.M. ends the sentence too.
         plain = _PLAIN.match(text, at)
-        if plain and not _may_begin_form(plain.group()):
+        if plain and not (plain.group() in _SPECIAL or _ROMAN_LETTERS.issuperset(_ENDING.sub("", plain.group()))):
             return self._leave(plain)
         for rule in self._rules(at):
             match = rule.find(text, at)
@@ -199,10 +199,6 @@ class _Reading:
 _OPENERS = ("(", '"', "'", "“", "-", "–", "—")
 _DIGITS = re.compile(r"\d+")
 _ANY = re.compile(".", re.DOTALL)
-
-
-def _may_begin_form(word: str) -> bool:
-    return word in _SPECIAL or _ROMAN_LETTERS.issuperset(_ENDING.sub("", word))
 
 
 def read_phrase(phrase: str) -> SpokenText:
