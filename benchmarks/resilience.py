@@ -60,7 +60,8 @@ MODELS = {
 
 
 async def measure(report: Report, model: MeasuredPipeline, kinds: Sequence[str], kills: int, stops: int) -> None:
-    """Measure all figures of one model. kills, stops: losses for each kind and moment."""
+    """Measure all figures of one model. kills: losses for each kind and moment. stops: losses for each kind and way, whose moments take
+    turns."""
     async with _house(model) as (house, stub):
         moments = (("text", model.text), ("audio", model.sound))
         for kind in kinds:
@@ -72,9 +73,9 @@ async def measure(report: Report, model: MeasuredPipeline, kinds: Sequence[str],
                     killed += losses
             with report.part(f"{model.name}: {kind} noticed"):
                 report.add(*_notice_figures(model, kind, killed))
-            for way, number in WAYS.items():
+            for way, stop_signal in WAYS.items():
                 with report.part(f"{model.name}: {kind} {way}"):
-                    frozen = [await _loss(house, stub, model, LossCase(kind, number, *moments[n % 2]), n) for n in range(stops)]
+                    frozen = [await _loss(house, stub, model, LossCase(kind, stop_signal, *moments[n % 2]), n) for n in range(stops)]
                     report.add(*_freeze_figures(model, kind, way, frozen))
 
 

@@ -172,8 +172,8 @@ class Scores:
 
 class Filters:
     """The sampling settings of some rows, each a column [rows, 1] on a device: top_k int64, the others float64. any_top_k, any_top_p:
-    whether any row has this filter. of_all: numbers of the rows with top-p and without top-k, whose top-p is a share of the whole
-    vocabulary."""
+    whether any row has this filter. of_all: indices of the rows with top-p but without top-k; their
+    top-p is a share of the whole vocabulary."""
 
     __slots__ = ("any_top_k", "any_top_p", "min_p", "of_all", "temperature", "top_k", "top_p")
 

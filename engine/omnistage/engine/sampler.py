@@ -128,16 +128,16 @@ def _sample(
 ) -> list[DrawnToken | None]:
     """As `sample`. memory: for the scores, float32 [rows, vocab rounded up to whole blocks]; it is overwritten."""
     scores = _edit_scores(logits, rows, banned, memory)
-    tokens_and_flags, final = _choose(scores, rows)
+    chosen_tokens, final = _choose(scores, rows)
     # One copy from the device, except for the few rows that must be drawn again, and for logprobs.
-    answers = torch.stack((tokens_and_flags, final.long(), torch.isfinite(scores.tops[:, 0]).long())).tolist()
-    tokens, are_final, are_finite = answers
-    missed = [place for place, is_final in enumerate(are_final) if are_finite[place] and not is_final]
-    if missed:
-        some, missing = scores.some(missed), [rows[place] for place in missed]
-        floors = floors_of_all(some, [row.sampling for row in missing])
-        retried = race(some, Filters([row.sampling for row in missing], scores.tops.device), floors, _keys(missing, scores.tops.device))
-        for place, token in zip(missed, retried.tolist(), strict=True):
+    tokens, are_final, are_finite = torch.stack((chosen_tokens, final.long(), torch.isfinite(scores.tops[:, 0]).long())).tolist()
+    # A choice is not final where it looked only at the highest scores and a lower one might have won.
+    retry_places = [place for place, is_final in enumerate(are_final) if are_finite[place] and not is_final]
+    if retry_places:
+        retry_scores, retry_rows = scores.some(retry_places), [rows[place] for place in retry_places]
+        settings, device = [row.sampling for row in retry_rows], scores.tops.device
+        retried = race(retry_scores, Filters(settings, device), floors_of_all(retry_scores, settings), _keys(retry_rows, device))
+        for place, token in zip(retry_places, retried.tolist(), strict=True):
             tokens[place] = token
     items = [DrawnToken(token, None) if good else None for token, good in zip(tokens, are_finite, strict=True)]
     _tell_logprobs(logits, rows, items)

@@ -98,7 +98,7 @@ def _voice_name(voice: object) -> object:
 
 
 def _dropped(_: object) -> None:
-    """None, whatever is given: nothing holds it while the answer is made."""
+    """Validates a field as None, so that the request does not keep the field's value in memory while the answer is made."""
 
 
 def _not_called(choice: object) -> object:

@@ -205,15 +205,20 @@ async def _content(door: Door, request: Request, job: FilmJob, is_streamed: bool
     return answer
 
 
+def _is_range(first: str, last: str) -> bool:
+    """Whether a range has its first or its last byte, and is not empty. first, last: as typed; empty: left out."""
+    return int(first) <= int(last) if first and last else bool(first or last)
+
+
 def check_range(request: Request, size: int) -> None:
     """Raises ApiError 400 for a malformed range in the request, 416 for one that begins after the end of the file of `size` bytes, or for
     too many of them."""
     header = request.headers.get("range")
     if header is None:
         return
-    unit, _, rest = header.partition("=")
-    parts = [RANGE.fullmatch(part.strip()) for part in rest.split(",")] if unit == "bytes" else [None]
-    if not all(part and (part[1] or part[2]) and not (part[1] and part[2] and int(part[1]) > int(part[2])) for part in parts):
+    unit, _, ranges = header.partition("=")
+    parts = [RANGE.fullmatch(part.strip()) for part in ranges.split(",")]
+    if unit != "bytes" or not all(part and _is_range(part[1], part[2]) for part in parts):
         raise invalid("Range", f"{header[:64]!r} is no range of bytes, such as bytes=0-1023")
     if len(parts) > MAX_RANGES:
         raise ApiError(416, f"one request may have {MAX_RANGES} ranges at most", param="Range", code="too_many_ranges")

@@ -290,9 +290,11 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             return None
 
     async def _run(self, answer: Generation, place: Place, request: Hashable | None, listen: Listen | None) -> None:
-        """Run an answer to its end. Raises StageError if one of these comes first: its place is taken back; its client sends the same
-        request in a new call, as after a lost connection, which then goes on instead; the client breaks the rules of a conversation.
-        request: the identity of the request (clients.request_of); None: it has no id. listen: of the turn; None: it is no conversation."""
+        """Run an answer to its end. Raises StageError if the place is taken back, if the client sends the same request in a new call (as
+        after a lost connection; the new call gets the answer), or if the client breaks the rules of a conversation.
+
+        request: the identity of the request (clients.request_of); None: it has no id. listen: receives what the client sends during the
+        turn; None: it is no conversation."""
         run = asyncio.create_task(answer.run())
         asked_again = self._newest(request)
         waiting: set[asyncio.Future[None]] = {run, asked_again, place.taken_back}

@@ -229,6 +229,7 @@ def _check_keys(item: Mapping[str, Any], keys: Sequence[str], field: str) -> Non
     unknown = sorted(map(str, set(item) - set(keys)))
     if unknown:
         content_key = keys[1] if keys[0] == "type" else keys[0]  # The key for the contents: in a part it has the name of its type.
-        guesses = [OTHER_KEYS.get(key, "") or (content_key if key in OTHER_KEYS else near(key.lower(), keys)) for key in unknown]
+        # An empty entry of OTHER_KEYS stands for the key of the contents.
+        guesses = [OTHER_KEYS[key] or content_key if key in OTHER_KEYS else near(key.lower(), keys) for key in unknown]
         text = f"did you mean {', '.join(guesses)}?" if all(one in keys for one in guesses) else f"known: {', '.join(keys)}"
         raise BadRequestError.of(field, f"has unknown keys {', '.join(unknown)}; {text}")

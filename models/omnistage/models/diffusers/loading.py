@@ -236,13 +236,16 @@ def _kept_told(diffusers_options: DiffusersOptions, options: LoadOptions) -> str
 def _trial_plan(
     artist: StepDrawing | WholeDrawing, name: str, *, side: int = 0, steps: int = 0, count: int = 0, is_smallest: bool = False
 ) -> DrawingPlan:
-    """The plan of a picture with this side, steps and number of edited pictures; 0: as usual. An edited picture is grey, and as large as
-    the drawn picture if a size can be asked for. is_smallest: see `smallest`."""
+    """The plan of a picture with this side (0: the model's own), steps (0: the model's own) and number of edited pictures (0: the fewest
+    that the model takes). An edited picture is grey, and as large as the drawn picture if a size can be asked for. is_smallest: see
+    `smallest`."""
     limits = artist.limits
-    count = count or limits.images[0]
-    request = DrawRequest(seed=0, prompt="a red circle", images=(Media(PNG, b"-"),) * count, steps=steps)
-    request = with_guides(smallest(request, limits) if is_smallest else request, limits, Media(PNG, b"-"))
-    if limits.sized and not limits.sides:
+    fewest_images, _ = limits.images
+    count = count or fewest_images
+    stand_in = Media(PNG, b"-")  # `plan_drawing` looks only at its type.
+    request = DrawRequest(seed=0, prompt="a red circle", images=(stand_in,) * count, steps=steps)
+    request = with_guides(smallest(request, limits) if is_smallest else request, limits, stand_in)
+    if limits.sized and not limits.sides:  # A model with a list of sides takes no others.
         request = replace(request, width=side, height=side)
     plan = plan_drawing(request, limits, name)
     size = (plan.width or 64, plan.height or 64) if limits.sized else (64, 64)

@@ -134,8 +134,9 @@ class Pictures:
 
     def first(self, plan: DrawingPlan, ports: Wanted) -> int:
         """The number of the first result that must be drawn: the client has the earlier results."""
-        counts = self.items(plan)
-        return min((ports[port] * plan.results // count for port, count in counts.items() if port in ports), default=0)
+        # Each result gives equally many items at a port, and `ports` has the first item that is wanted there.
+        item_counts = self.items(plan)
+        return min((ports[port] * plan.results // count for port, count in item_counts.items() if port in ports), default=0)
 
     def preview(self, canvas: Canvas) -> Sequence[Preview]:
         """The preview of the last step, if one is due."""

@@ -237,27 +237,28 @@ def chunk_extent(file: BinaryIO, form: ChunkLayout, most_bytes: int, search: Hea
     samples = next((chunk for chunk in _chunks(file, form.first, end, form) if chunk.name == form.samples), None)
     if samples is None:
         return SoundExtent(end, end, {})
-    file_end, stated, other = _stated_sizes(file, form, samples)
+    file_end, stated, patches = _stated_sizes(file, form, samples)
     available = end - samples.start
-    stop = samples.start + stated
-    agree = form is CAF or 0 <= file_end - stop < form.align
-    is_tail_short = available - stated < FEW_UNKNOWN * stated and agree
-    if 0 <= stated <= available and (following := _find_next(file, stop, end, form, is_tail_short=is_tail_short)):
+    stated_end = samples.start + stated
+    sizes_agree = form is CAF or 0 <= file_end - stated_end < form.align
+    is_tail_short = available - stated < FEW_UNKNOWN * stated and sizes_agree
+    if 0 <= stated <= available and (following := _find_next(file, stated_end, end, form, is_tail_short=is_tail_short)):
         size, next_place = stated, following
-        if is_tail_short and available - stated > SLACK and (another := search.next_head(file, samples.start, stop)) is not None:
-            raise cut_off(stop, another)
-    elif stated <= most_bytes and stop > end + SLACK and abs(file_end - end) > form.first:
+        if is_tail_short and available - stated > SLACK and (another := search.next_head(file, samples.start, stated_end)) is not None:
+            raise cut_off(stated_end, another)
+    elif stated <= most_bytes and stated_end > end + SLACK and abs(file_end - end) > form.first:
         # If the stated size of the whole file is right, nothing was cut off, whatever the chunk of the samples states.
-        raise cut_off(stop, end)
+        raise cut_off(stated_end, end)
     else:
         size, next_place = _search_end(file, samples.start, end, form, search)
-        if agree and next_place < stop <= end:
-            raise cut_off(stop, next_place)
-    other[samples.start - struct.calcsize(form.size)] = struct.pack(form.size, size + form.own)
+        if sizes_agree and next_place < stated_end <= end:
+            raise cut_off(stated_end, next_place)
+    patches[samples.start - struct.calcsize(form.size)] = struct.pack(form.size, size + form.own)
     if form.whole:
-        other[form.whole] = struct.pack(form.size, next_place if form is W64 else next_place - 8)
+        # All but W64 leave the first 8 bytes of the file out of its size.
+        patches[form.whole] = struct.pack(form.size, next_place if form is W64 else next_place - 8)
     # If the stated size is 0, FFmpeg reads samples up to the end, so the extent must stop where they would begin.
-    return SoundExtent(next_place if size else samples.start, next_place, other)
+    return SoundExtent(next_place if size else samples.start, next_place, patches)
 
 
 def _stated_sizes(file: BinaryIO, form: ChunkLayout, samples: Chunk) -> tuple[int, int, dict[int, bytes]]:

@@ -303,7 +303,7 @@ class PlainText:
             self._release(1, character)
 
     def _link_target(self, character: str) -> None:
-        """Skip the target of a link."""
+        """Skip the target of a link. `_held` begins with the character that closes it."""
         if character == self._held[0]:
             self._state = self._body
             self._is_gap = True

@@ -94,8 +94,8 @@ class Wrap:
         return ""
 
     def _make_room(self, limit: int) -> str:
-        """The text to write for an unfinished word that no longer fits on its line: the line break before it, and its own full lines; else
-        nothing."""
+        """If the unfinished word no longer fits on its line, the line break before it and the lines that it fills itself; its last part
+        stays in `_word`. Empty if it fits."""
         width = cell_len(self._gap) + cell_len(self._word)
         if not self._word or self._column + width <= limit:
             return ""

@@ -184,7 +184,7 @@ class Outputs:
         self._on_sent = on_sent
         self._payloads = {port.name: port.payload for port in ports}
         self._writers = {port: opening.resumption.writer(port) for port in self._payloads}
-        self._begun_at = {port: writer.seq for port, writer in self._writers.items()}  # number of the first chunk in this session
+        self._first_seqs = {port: writer.seq for port, writer in self._writers.items()}  # number of the first chunk in this session
         self._unended = self._writers.keys() - opening.ended
         self._allowance = Allowance()
         self._half_closed = False
@@ -236,15 +236,15 @@ class Outputs:
 
     async def _send_up(self, output: Output, *, credited: bool) -> None:
         """Send an output to the caller. credited: whether it needs the caller's credit, and waits for that."""
-        writer, begun_at = self._writers[output.port], self._begun_at[output.port]
-        credit = self._allowance.total(output.port)
-        if isinstance(output.payload, chunk_pb2.ProgressChunk) and not output.last and writer.seq - begun_at >= credit:
-            return  # Progress may be dropped: newer progress follows.
+        writer, first_seq = self._writers[output.port], self._first_seqs[output.port]
+        has_credit = writer.seq - first_seq < self._allowance.total(output.port)
+        if isinstance(output.payload, chunk_pb2.ProgressChunk) and not output.last and not has_credit:
+            return  # Progress never waits for credit: newer progress follows.
         payload = output.payload
         content = self._sender.pack(payload, element_type=output.element_type) if isinstance(payload, np.ndarray) else payload
         for chunk in writer.chunks(output.count, content, last=output.last):
             if credited:
-                await self._allowance.wait(output.port, chunk.seq - begun_at)
+                await self._allowance.wait(output.port, chunk.seq - first_seq)
             await self._outbox.put(stage_pb2.RunResponse(chunk=chunk))
 
     def missing_ends(self, *, interrupted: bool) -> Sequence[Output]:

@@ -250,8 +250,9 @@ class StageServer:
 
 
 async def tidy(arena: Arena | None) -> None:
-    """Remove the shared memory of killed stages, in a thread, because a mount may hold thousands of files. Then unmap the part that this
-    process has mapped: memory that an idle reader has mapped is not free even if its file is gone."""
+    """Remove the shared memory of killed stages, in a thread, because a mount may hold thousands of files. Then unmap what this process has
+    mapped of those files: memory that an idle reader has mapped is not free even if its file is gone. At last take back the blocks of
+    `arena` whose readers are dead."""
     await asyncio.to_thread(sweep)
     READERS.drop_gone()
     if arena is not None:

@@ -137,7 +137,7 @@ class Session:
         )
         self._outputs = Outputs(description.produces, opening, new_sender(), caller.outbox, self._next_hop, trace.sent)
         self._interrupted = False
-        self._rest: asyncio.Task[None] | None = None
+        self._rest_task: asyncio.Task[None] | None = None
         self.opening = opening
         self.meter = Meter(ports, environment.on_made)
 
@@ -169,8 +169,8 @@ class Session:
         """Free the caller's memory that the session holds, and the session's memory that the caller holds. Always called, even for a
         cancelled session; awaits nothing, so that a second cancellation cannot cut it short."""
         self._superseded.cancel()
-        # A cancelled task refers to its frames, and they refer to this object: a cycle, if this object kept the task.
-        self._rest = None
+        # Forget the task: when cancelled it refers to its frames, and they to this object, which would be a cycle.
+        self._rest_task = None
         self._receiver.close()
         self._outputs.close(clean=self._caller.ended_well)
 
@@ -238,7 +238,7 @@ class Session:
     async def _stop(self, jobs: Sequence[asyncio.Task[None]]) -> None:
         """Cancel the jobs and wait for their end. If the caller goes away meanwhile, this wait is cancelled too; the jobs end all the
         same."""
-        tasks = [*jobs, self._rest] if self._rest is not None else list(jobs)
+        tasks = [*jobs, self._rest_task] if self._rest_task is not None else list(jobs)
         for task in tasks:
             task.add_done_callback(look_at_error)
         try:
@@ -262,7 +262,7 @@ class Session:
             await self._outputs.emit(output)
         await outbox.put(stage_pb2.RunResponse(report=self.report()))
         await self._inputs.flush()
-        self._rest = asyncio.create_task(self._take_the_rest())
+        self._rest_task = asyncio.create_task(self._take_the_rest())
         await self._outputs.settle()
 
     async def _emit_all(self, work: Work, start: Start) -> None:

@@ -315,6 +315,7 @@ def _plain_of(character: str) -> str:
         if "".join(parts) and LOST not in "".join(parts):
             return "".join(parts)
     if unicodedata.category(character)[0] == "P":
-        alike = next((mark for name, mark in _ALIKE.items() if unicodedata.name(character, "").endswith(name)), LOST)
-        return alike + LOST if alike in (",", ".", ":") else alike  # Such a mark never stands within a number.
+        ascii_mark = next((mark for name, mark in _ALIKE.items() if unicodedata.name(character, "").endswith(name)), LOST)
+        # Within a number "," "." ":" would be read as parts of it, which this mark never is: LOST parts them from digits.
+        return ascii_mark + LOST if ascii_mark in (",", ".", ":") else ascii_mark
     return "" if unicodedata.category(character) in _SILENT else LOST
