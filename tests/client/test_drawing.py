@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 from helpers import servers
-from helpers.doorkeeper import Doorkeeper
 from helpers.media_files import picture
+from helpers.peer import Doorkeeper
 from helpers.ports import take_address
 from helpers.servers import ServerProcess, family_logic, local_router, local_stage, toy_logic
 from omnistage.client import AsyncOmni, AudioChunk, Done, Film, Omni, Picture, Progress, VideoDelta, errors
