@@ -20,7 +20,6 @@ SHARED_BY_ONE = {
     "sharing": "is a plugin of pytest",
     "forkserver": "is a program, which `program` starts",
     "saved_versions": "is a program too, which writes the files that a test compares with",
-    "ranks": "its functions run in other processes, which import them by name",
     "reader": "its functions run in other processes, which import them by name",
     "corpus_pictures": "is data of the corpus",
     "corpus_sounds": "is data of the corpus",
