@@ -128,11 +128,7 @@ NOTHING = 300
 def talker() -> Talker:
     """A small random Talker, whose rows are wider than its layers; equal weights for every call."""
     config = Qwen2_5OmniTalkerConfig(  # type: ignore[call-arg]  # The class takes more than its annotations say.
-        **SMALL,
-        embedding_size=80,
-        head_dim=16,
-        rope_parameters=THREE_AXES,
-        attn_implementation="sdpa",
+        **SMALL, embedding_size=80, head_dim=16, rope_parameters=THREE_AXES, attn_implementation="sdpa"
     )
     torch.manual_seed(5)
     model = Talker(config).eval()

@@ -16,13 +16,7 @@ from helpers import lengths
 from helpers.ask import ask, refused, request
 from helpers.chain import RouterAndStages, good, router_and_stages, toy_chain
 from helpers.run import messages
-from helpers.servers import (
-    CHAIN,
-    Local,
-    all_free,
-    family_logic,
-    toy_logic,
-)
+from helpers.servers import CHAIN, Local, all_free, family_logic, toy_logic
 from omnistage.router.pipeline import PipelineFile, StageSpec, load_pipeline
 from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2
 

@@ -102,11 +102,7 @@ async def test_a_turn_for_a_pipeline_that_starts_fails_and_the_conversation_goes
 
 async def test_one_that_does_not_fit_says_why_and_is_looked_at_again() -> None:
     late = take_address()
-    async with (
-        local_chain() as chain,
-        local_router(stages_with(chain, late), TOY, PICTURE) as router,
-        omni_stub(router.address) as stub,
-    ):
+    async with local_chain() as chain, local_router(stages_with(chain, late), TOY, PICTURE) as router, omni_stub(router.address) as stub:
         misfit = "toy-picture: the server given as diffusion is of another kind"
         async with local_stage(toy_logic("thinker"), address=late):
             async with asyncio.timeout(LIMIT_S):
