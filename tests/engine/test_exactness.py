@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -216,40 +217,33 @@ def test_a_row_attends_alike_in_any_run_company_and_place(
             assert torch.equal(alone[0], together[at]), f"row {row} of {one}"
 
 
-class Company(PagedAttention):
-    """A wrong backend: the result of a row depends on the number of rows."""
+def later_rows(plan: StepPlan, like: torch.Tensor) -> torch.Tensor:
+    """1 for the first row of each run but the first."""
+    ones = torch.zeros(len(like), 1, dtype=like.dtype)
+    ones[[run.first for run in plan.runs[1:]]] = 1
+    return ones
 
-    def bind(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> Attention:
-        bound = super().bind(cache, spec, plan)
-        return lambda layer, queries, stored: bound(layer, queries, stored) * (1 + len(queries))
 
-
-class Long(PagedAttention):
-    """A wrong backend: the result of a row depends on the number of rows if there are 29 of them, and many pages."""
-
-    def bind(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> Attention:
-        bound = super().bind(cache, spec, plan)
-        wrong = plan.count == 29 and len(plan.runs[0].pages) == 16
-        return lambda layer, queries, stored: bound(layer, queries, stored) * (2 if wrong else 1)
+WRONG: dict[str, Callable[[StepPlan, torch.Tensor], torch.Tensor]] = {
+    "the number of rows": lambda plan, result: result * (1 + len(result)),
+    "whether there are 29 rows and many pages": lambda plan, result: (
+        result * (2 if plan.count == 29 and len(plan.runs[0].pages) == 16 else 1)
+    ),
+    "whether its run is the first": lambda plan, result: result + later_rows(plan, result),
+}
+"""Backends, by what the result of a row depends on."""
 
 
 class WrongBackend(PagedAttention):
-    """A wrong backend: the result of a row depends on whether its run is the first."""
+    change = staticmethod(WRONG["whether its run is the first"])
 
     def bind(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> Attention:
         bound = super().bind(cache, spec, plan)
-
-        def attended(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
-            result = bound(layer, queries, keys_values)
-            for run in plan.runs[1:]:
-                result[run.first] += 1
-            return result
-
-        return attended
+        return lambda *rows: self.change(plan, bound(*rows))
 
 
 class Loose(WrongBackend):
-    """A backend that claims nothing."""
+    """It claims nothing."""
 
     name = "loose"
     is_exact = False
@@ -262,16 +256,15 @@ def test_every_backend_of_the_processor_keeps_its_claim(dtype: torch.dtype) -> N
     assert isinstance(choose_backend(spec).backend, PagedAttention)
 
 
-@lengths.drawn_cells(2, "broken", [Company, Long, WrongBackend])
-def test_a_backend_that_breaks_its_claim_is_found_out_and_told(
-    broken: type[PagedAttention], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@lengths.drawn_cells(2, "fault", WRONG)
+def test_a_backend_that_breaks_its_claim_is_found_out_and_told(fault: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = tiny_decoder(dtype).spec
-    assert not rows_are_independent(broken(), spec)
-    monkeypatch.setattr(attention, "ATTENTION", (broken, RowAttention))
+    monkeypatch.setattr(WrongBackend, "change", staticmethod(WRONG[fault]))
+    assert not rows_are_independent(WrongBackend(), spec)
+    monkeypatch.setattr(attention, "ATTENTION", (WrongBackend, RowAttention))
     choice = choose_backend(spec)
     assert isinstance(choice.backend, RowAttention) and "pages: a row depended on its neighbours at load;" in choice.reason
-    monkeypatch.setattr(attention, "ATTENTION", (broken,))
+    monkeypatch.setattr(attention, "ATTENTION", (WrongBackend,))
     with pytest.raises(ValueError, match="no way to attend on cpu: not paged in sweeps of 12/32 pages"):
         choose_backend(spec)
 
