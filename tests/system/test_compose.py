@@ -216,7 +216,7 @@ for name in (host, "evil.example"):
 
 @lengths.long_form(
     "gateway/test_chat.py::test_text_and_samples_are_those_over_grpc",
-    "gateway/test_guard.py::test_other_names_do_not_so_no_name_can_be_bound_to_this_address",
+    "gateway/test_guard.py::test_names_of_this_machine_alone_lead_here_so_no_name_can_be_bound_to_this_address",
     unkept="The gateway of the compose file answers at its published port.",
 )
 def test_a_question_over_http_is_answered_as_over_grpc(stack: Containers) -> None:
