@@ -254,16 +254,10 @@ def processes_in(namespace: str) -> list[int]:
     """The processes in a process namespace, named as in /proc/PID/ns/pid."""
     found = []
     for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal() and _link(folder / "ns" / "pid") == namespace:
-            found.append(int(folder.name))
+        with suppress(OSError):  # It has ended, or is another user's.
+            if folder.name.isdecimal() and str((folder / "ns" / "pid").readlink()) == namespace:
+                found.append(int(folder.name))
     return found
-
-
-def _link(path: Path) -> str:
-    try:
-        return str(path.readlink())
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return ""
 
 
 def _rules(program: str) -> list[str]:

@@ -44,8 +44,10 @@ class ProcessFamily:
         """Those that are alive, without this process; one that ended but was not waited for is not alive."""
         found = []
         for folder in Path("/proc").iterdir():
-            if folder.name.isdecimal() and int(folder.name) != os.getpid() and f"{MARK}={self.mark}".encode() in _environment(folder):
-                found.append(int(folder.name))
+            if folder.name.isdecimal() and int(folder.name) != os.getpid():
+                with suppress(OSError):  # It has ended, or is another user's.
+                    if f"{MARK}={self.mark}".encode() in (folder / "environ").read_bytes():
+                        found.append(int(folder.name))
         return found
 
     def wait_ended(self, timeout_s: float = 30.0) -> list[int]:
@@ -100,13 +102,6 @@ def open_files(pid: int | str = "self") -> set[tuple[str, str]]:
         with suppress(FileNotFoundError):  # The process has just closed it, as this one has that of the listing.
             descriptors.add((path.name, str(path.readlink())))
     return descriptors
-
-
-def _environment(folder: Path) -> bytes:
-    try:
-        return (folder / "environ").read_bytes()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return b""
 
 
 LOOPS_PER_CORE = 4
