@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -23,13 +24,13 @@ PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
 ROWS = np.stack([formulas.row(token) for token in range(8)])
 
 
+@dataclass
 class Stage:
     """A stage server, its description, and the check that it still works."""
 
-    def __init__(self, address: str, stub: stage_pb2_grpc.StageServiceAsyncStub, description: stage_pb2.DescribeResponse) -> None:
-        self.address = address
-        self.stub = stub
-        self.description = description
+    address: str
+    stub: stage_pb2_grpc.StageServiceAsyncStub
+    description: stage_pb2.DescribeResponse
 
     def open(self, **fields: object) -> stage_pb2.Open:
         return open_of(self.description, **fields)  # type: ignore[arg-type]

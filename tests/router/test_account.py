@@ -71,9 +71,6 @@ def check_counted(router: Local, lines: Sequence[Line]) -> None:
     assert counted == Counter(line["reason"] for line in ends(lines))
 
 
-# Answers -------------------------------------------------------------------------------------------------------------------------------
-
-
 async def test_a_whole_answer(steady: RouterAndStages, lines: list[Line]) -> None:
     answer = await ask(steady.stub, request("what is a kite?", 3, request_id="r-1"), metadata=[("x-api-key", "swordfish")])
     answer.check_toy(3, "what is a kite?")

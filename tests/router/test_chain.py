@@ -56,7 +56,9 @@ async def test_what_is_not_spoken_is_told_to_the_client_and_counted_for_all_othe
             answer = await ask(standing.stub, request("hello", 3))
             answer.check_unspoken(5)
             unheard = await ask(standing.stub, request("hello", 3, outputs=["audio"]))
-            (await ask(standing.stub, request("", 3, thinker={"messages": [], "verbatim": "one two three"}))).check_whole()
+            verbatim = await ask(standing.stub, request("", 3, thinker={"messages": [], "verbatim": "one two three"}))
+            verbatim.check_whole()
+            assert verbatim.text() == "one two three "
             conversation = ConverseStream(standing.stub)
             (await conversation.turn(request("hello", 3))).check_unspoken(5)
             await conversation.end()

@@ -78,9 +78,6 @@ def cuts(chance: random.Random, size: int) -> list[int]:
     return [min(chance.randint(1, max(size // 10, 1)), PIECE) for _ in range(20)]
 
 
-# Answers -------------------------------------------------------------------------------------------------------------------------------
-
-
 async def test_it_sees_and_hears_what_is_streamed_however_it_is_cut(seed: int):
     """Several ports at once, interleaved, one turn after the other in one conversation; between them one without media."""
     chance = random.Random(seed)

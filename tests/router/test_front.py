@@ -26,9 +26,6 @@ NAN, INF = math.nan, math.inf
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 
 
-# Answers -------------------------------------------------------------------------------------------------------------------------------
-
-
 async def test_text_and_sound_and_the_account(stack: RouterAndStages, seed: int):
     answer = await ask(stack.stub, request("What now?", seed))
     answer.check_toy(seed, "What now?")
@@ -76,11 +73,6 @@ def _sessions_ended(stage: Local) -> float:
 )
 async def test_odd_texts_get_an_answer(stack: RouterAndStages, prompt: str):
     (await ask(stack.stub, request(prompt, 7))).check_toy(7, prompt)
-
-
-async def test_verbatim_text_is_said_as_it_is(stack: RouterAndStages):
-    asked = omni_pb2.GenerateRequest(seed=1, thinker=stage_pb2.ThinkerParams(verbatim="one two three"))
-    assert (await ask(stack.stub, asked)).text() == "one two three "
 
 
 async def test_times_to_the_first_text_and_sound_are_measured(stack: RouterAndStages):

@@ -41,9 +41,6 @@ async def replicas_on(*hosts: str) -> AsyncIterator[tuple[Placement, list[str]]]
         yield placement, addresses
 
 
-# The order ---------------------------------------------------------------------------------------------------------------------------
-
-
 async def test_a_replica_with_other_ports_gets_no_session() -> None:
     async with AsyncExitStack() as exits:
         fitting = await exits.enter_async_context(local_stage(toy_logic("thinker")))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -102,28 +102,20 @@ async def test_a_plain_stub_runs_the_stage_alone(served: ServedKind, seed: int):
             assert chunk.WhichOneof("payload") in ((carried,) if chunk.count else (carried, None))
 
 
+CONTENT: dict[str | None, Callable[[chunk_pb2.Chunk], bytes]] = {
+    "text": lambda chunk: chunk.text.text.encode(),
+    "codes": lambda chunk: np.array(chunk.codes.codes, np.uint32).tobytes(),
+    "audio": lambda chunk: chunk.audio.data,
+    "image": lambda chunk: b"" if chunk.image.HasField("preview_step") else chunk.image.data.data,
+    "video": lambda chunk: chunk.video.data,
+    "alignment": lambda chunk: chunk.alignment.SerializeToString(),
+    "tensor": lambda chunk: chunk.tensor.inline.data,
+}
+
+
 def content(heard: RunAnswer, port: str) -> bytes:
     """The content of a port, however it was cut."""
-    return b"".join(map(_bytes, heard.of(port)))
-
-
-def _bytes(chunk: chunk_pb2.Chunk) -> bytes:
-    match chunk.WhichOneof("payload"):
-        case "text":
-            return chunk.text.text.encode()
-        case "codes":
-            return np.array(chunk.codes.codes, np.uint32).tobytes()
-        case "audio":
-            return chunk.audio.data
-        case "image":
-            return b"" if chunk.image.HasField("preview_step") else chunk.image.data.data
-        case "video":
-            return chunk.video.data
-        case "alignment":
-            return chunk.alignment.SerializeToString()
-        case "tensor":
-            return chunk.tensor.inline.data
-    return b""
+    return b"".join(CONTENT[kind](chunk) for chunk in heard.of(port) if (kind := chunk.WhichOneof("payload")) in CONTENT)
 
 
 async def test_a_plain_stub_resumes_the_stage(served: ServedKind, seed: int):

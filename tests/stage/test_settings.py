@@ -111,9 +111,6 @@ def test_what_is_no_address_is_no_entry(entry: str):
         AllowList([entry])
 
 
-# Names ---------------------------------------------------------------------------------------------------------------------------------
-
-
 class ZoneOfAnswers:
     """Answers about names, as a test sets them, and how often each was asked for."""
 
