@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from helpers.media_files import film, picture, sound
-from helpers.playing import playing
+from helpers.peer import playing
 from omnistage.client import AsyncOmni, Audio, BadRequestError, DeadlineError, Video
 from omnistage.client import media as client_media
 from omnistage.client import request as requests

@@ -20,8 +20,7 @@ from transformers import (
 )
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import apply_rotary_pos_emb
 
-from helpers.engines import make_engine
-from helpers.sequences import items, read
+from helpers.engines import items, make_engine, read
 from omnistage.engine.decoder import DecoderParts, Enter, PackedDecoder
 from omnistage.engine.parts import DecoderConfig, Materials, contiguous_axes, head_rms_norm, rotary
 from omnistage.engine.request import Given, Prompt, SequenceRequest

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from helpers import lengths
-from helpers.tiny import TINY, tiny_decoder
+from helpers.engines import TINY, tiny_decoder
 from omnistage.engine import attention
 from omnistage.engine.adapter import Attention, DecoderSpec
 from omnistage.engine.attention import (

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from helpers.arithmetic import AXES, GIVEN, IDS, answer, engine, prompt_items
-from helpers.sequences import items, read
+from helpers.engines import items, read
 from helpers.waiting import until
 from omnistage.engine.engine import Engine
 from omnistage.engine.memory import PAGE_ROWS

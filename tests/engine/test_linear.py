@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as functional
 
 from helpers import lengths
-from helpers.tiny import TINY, tiny_weights
+from helpers.engines import TINY, tiny_weights
 from omnistage.engine import linear
 from omnistage.engine.adapter import StepRows
 from omnistage.engine.decoder import PackedDecoder

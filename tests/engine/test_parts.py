@@ -20,10 +20,8 @@ from transformers.models.qwen3_vl_moe.configuration_qwen3_vl_moe import Qwen3VLM
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeTextModel
 
 from helpers import lengths
-from helpers.engines import close_later, make_engine
+from helpers.engines import TAPPED, TINY, close_later, items, make_engine, read, tiny_decoder, tiny_weights
 from helpers.parts import EXPERTS, MIX, MIXED, SECTIONS, STACKED, ToyPart, mixed_shapes, requests
-from helpers.sequences import items, read
-from helpers.tiny import TAPPED, TINY, tiny_decoder, tiny_weights
 from omnistage.engine.adapter import DrawnItem, StepRows
 from omnistage.engine.attention import RowAttention
 from omnistage.engine.decoder import DecoderParts, Enter, PackedDecoder, embedding_or_hidden, hidden_of, hidden_state

@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as functional
 
 from helpers.arithmetic import AXES, END, GIVEN, IDS, answer, engine, prompt_items
-from helpers.sequences import items, read
-from helpers.tiny import TAPPED, TINY, tiny_weights
+from helpers.engines import TAPPED, TINY, items, read, tiny_weights
 from helpers.waiting import until
 from omnistage.engine.adapter import StepRows
 from omnistage.engine.decoder import PackedDecoder

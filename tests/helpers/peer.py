@@ -17,6 +17,7 @@ import grpc.aio
 import numpy as np
 from numpy.typing import NDArray
 
+from omnistage.client import AsyncOmni
 from omnistage.router.admission import API_KEY
 from omnistage.router.front import GenerateContext
 from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc
@@ -259,3 +260,11 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
         key = dict(details.invocation_metadata or ()).get(API_KEY)
         self.calls.append((details.method.rpartition("/")[2], key))
         return await continuation(details)
+
+
+@asynccontextmanager
+async def playing(*plays: Play, **options: Any) -> AsyncIterator[tuple[PlayingPeer, Wire, AsyncOmni]]:
+    """The peer, the wire to it, and a client at the end of the wire. options: of the client."""
+    peer = PlayingPeer(*plays)
+    async with listening(peer) as wire, AsyncOmni(address=wire.address, **options) as omni:
+        yield peer, wire, omni

@@ -22,12 +22,11 @@ import pytest
 import torch
 
 from helpers import lengths
-from helpers.few_descriptors import few_descriptors
+from helpers.engines import items, read
 from helpers.parts import CONFIG, EXPERTS, MIX, MIXED, PLAN, RANDOM_READER, random_weights, read_random, read_toy
 from helpers.parts import READER as TOY_READER
 from helpers.parts import requests as toy_requests
-from helpers.processes import open_files, wait_end
-from helpers.sequences import items, read
+from helpers.processes import few_descriptors, open_files, wait_end
 from helpers.waiting import until
 from omnistage.engine.devices import ALONE, Distributed
 from omnistage.engine.engine import Engine

@@ -23,9 +23,8 @@ from PIL import Image
 
 from helpers import lengths, media_files
 from helpers.decoding import decoding
-from helpers.few_descriptors import few_descriptors
 from helpers.lengths import rounds
-from helpers.processes import wait_end
+from helpers.processes import few_descriptors, wait_end
 from helpers.waiting import turning, until
 from omnistage.models.media import child
 from omnistage.models.media.decoder import MediaDecoder
