@@ -21,7 +21,6 @@ SHARED_BY_ONE = {
     "forkserver": "is a program, which `program` starts",
     "saved_versions": "is a program too, which writes the files that a test compares with",
     "reader": "its functions run in other processes, which import them by name",
-    "corpus_pictures": "is data of the corpus",
     "corpus_sounds": "is data of the corpus",
     "daemon": "serves the container test, which would have 600 lines with it",
     "images": "serves the container test, which would have 600 lines with it",

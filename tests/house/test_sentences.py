@@ -1,5 +1,5 @@
-"""Sentences name their subject: no docstring or comment starts with Who, What or Of. One word, one thing: the name of a public class is that
-of one class."""
+"""Sentences name their subject: no docstring or comment starts with Who, What or Of. One word, one thing: a name is that
+of one public class."""
 
 from __future__ import annotations
 
