@@ -230,10 +230,10 @@ async def test_the_largest_request_that_a_router_takes_reaches_the_stage(most: i
     part.media.data += bytes(most - asked.ByteSize())
     assert asked.ByteSize() == most
     room = {"max_message_bytes": most}
-    async with router_and_stages([family_logic("toy-omni", "thinker")], SEEING, stage=room, **room) as standing:
-        refusal = await refused(standing.stub, asked)
+    async with router_and_stages([family_logic("toy-omni", "thinker")], SEEING, stage=room, **room) as stack:
+        refusal = await refused(stack.stub, asked)
         assert (refusal.reason, refusal.fields) == ("BAD_REQUEST", ["thinker.messages.parts.media"])
-        answer = await ask(standing.stub, good())
+        answer = await ask(stack.stub, good())
         answer.check_whole()
         assert answer.text()
 
@@ -269,15 +269,15 @@ class NotedRuns(grpc.aio.ServerInterceptor):
 async def test_deadline_and_trace_reach_every_stage():
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     seen = NotedRuns()
-    async with router_and_stages(toy_chain(), stage={"interceptors": [seen]}) as standing:
+    async with router_and_stages(toy_chain(), stage={"interceptors": [seen]}) as stack:
         context = [("traceparent", trace), ("tracestate", "a=b"), ("authorization", "secret")]
-        await ask(standing.stub, good(), timeout_s=17, metadata=context)
+        await ask(stack.stub, good(), timeout_s=17, metadata=context)
         assert len(seen.runs) == len(CHAIN)
         for remaining_s, metadata in seen.runs:
             assert remaining_s is not None and 0 < remaining_s <= 17 * 1.05  # gRPC rounds it up on the wire
             assert (metadata["traceparent"], metadata["tracestate"]) == (trace, "a=b")
             assert "authorization" not in metadata
-        await ask(standing.stub, good())
+        await ask(stack.stub, good())
         (new,) = {metadata["traceparent"] for _, metadata in seen.runs[len(CHAIN) :]}
         assert new != trace and re.fullmatch(r"00-[0-9a-f]{32}-[0-9a-f]{16}-01", new)
 
@@ -310,9 +310,9 @@ PICTURES = [
 
 @pytest.fixture
 async def painter() -> AsyncIterator[omni_pb2_grpc.OmniServiceAsyncStub]:
-    async with router_and_stages([toy_logic("diffusion")], load_pipeline("toy-picture")) as standing:
-        yield standing.stub
-        answer = await ask(standing.stub, omni_pb2.GenerateRequest(seed=1, diffusion=stage_pb2.DiffusionParams(prompt="a hill")))
+    async with router_and_stages([toy_logic("diffusion")], load_pipeline("toy-picture")) as stack:
+        yield stack.stub
+        answer = await ask(stack.stub, omni_pb2.GenerateRequest(seed=1, diffusion=stage_pb2.DiffusionParams(prompt="a hill")))
         assert [chunk.count for chunk in answer.of("image")] == [1, 0]
 
 

@@ -160,15 +160,15 @@ async def test_a_request_that_is_asked_again(steady: RouterAndStages) -> None:
 
 async def test_a_request_whose_stage_is_lost() -> None:
     """In the middle of the answer, and before another one: no replica is left then."""
-    async with router_and_stages(toy_chain({"interval_s": 0.01})) as standing:
+    async with router_and_stages(toy_chain({"interval_s": 0.01})) as stack:
         asked = request(PROMPT, thinker=ENDLESS)
-        call = await begin(standing, asked)
-        await standing.replicas["thinker"][0].end()
+        call = await begin(stack, asked)
+        await stack.replicas["thinker"][0].end()
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             while await call.read():
                 pass
         assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
-        assert (await refused(standing.stub, asked)).reason == "STAGE_LOST"
+        assert (await refused(stack.stub, asked)).reason == "STAGE_LOST"
         await none_kept(asked)
 
 

@@ -19,11 +19,9 @@ from omnistage.v1 import stage_pb2, tensor_pb2
 
 def stages(**takes: list[str]) -> list[dict[str, object]]:
     """The three stages; takes: of a kind, instead of the right ones."""
-    usual = {"talker": ["hidden"], "code2wav": ["codes"]}
-    return [
-        {"kind": "thinker", "family": "toy"},
-        *({"kind": kind, "family": "toy", "takes": ports} for kind, ports in (usual | takes).items()),
-    ]
+    ports = {"talker": ["hidden"], "code2wav": ["codes"], **takes}
+    chain: list[dict[str, object]] = [{"kind": kind, "family": "toy", "takes": ports[kind]} for kind in ports]
+    return [{"kind": "thinker", "family": "toy"}, *chain]
 
 
 FILE: dict[str, object] = {
