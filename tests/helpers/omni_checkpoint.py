@@ -1,11 +1,13 @@
-"""A checkpoint of Qwen2.5-Omni with random weights, made once for all tests of a run."""
+"""A checkpoint of Qwen2.5-Omni with random weights, made once for all tests of a run; and copies of checkpoints, to be changed."""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,3 +33,20 @@ def shared_folder(factory: pytest.TempPathFactory, name: str, fill: Callable[[Pa
             fill(work)
             work.rename(folder)
     return folder
+
+
+def linked(checkpoint: Path, folder: Path, *omitted: str) -> Path:
+    """A copy of a checkpoint in a folder: links, which whoever changes a file replaces. omitted: names of files."""
+    folder.mkdir(exist_ok=True)
+    for path in checkpoint.iterdir():
+        if path.name not in omitted:
+            (folder / path.name).symlink_to(path)
+    return folder
+
+
+def change_json(path: Path, how: Callable[[Any], object]) -> None:
+    """Changes the content of a file in JSON, which may be a link."""
+    values = json.loads(path.read_text())
+    how(values)
+    path.unlink()
+    path.write_text(json.dumps(values))
