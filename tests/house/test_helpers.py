@@ -26,7 +26,6 @@ SHARED_BY_ONE = {
     "reader": "its functions run in other processes, which import them by name",
     "corpus_sounds": "is data of the corpus",
     "daemon": "serves the container test, which would have 600 lines with it",
-    "images": "serves the container test, which would have 600 lines with it",
     "omni_answers": "serves the test of omni speech, which would have 500 lines with it",
     "page_picture": "takes a picture of the docs anew, and a test runs it",
 }
