@@ -82,18 +82,15 @@ async def test_asyncio(maker: Omni) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "stage"),
+    ("option", "value", "stage"),
     [
-        ({"max_tokens": 5}, "thinker"),
-        ({"voice": "x"}, "talker"),
-        ({"temperature": 0.5}, "thinker"),
-        ({"choice": ["a", "b"]}, "thinker"),
-        ({"sample_rate_hz": 8000}, "code2wav"),
+        *((name, value, "thinker") for name, value in (("max_tokens", 5), ("temperature", 0.5), ("choice", ["a", "b"]))),
+        *(("voice", "x", "talker"), ("sample_rate_hz", 8000, "code2wav")),
     ],
 )
-def test_what_a_drawing_has_no_use_for_is_refused(maker: Omni, options: Any, stage: str) -> None:
+def test_what_a_drawing_has_no_use_for_is_refused(maker: Omni, option: str, value: Any, stage: str) -> None:
     with pytest.raises(errors.BadRequestError, match="only draws") as error:
-        maker.generate("a hill", **options)
+        maker.generate("a hill", **{option: value})
     (violation,) = error.value.fields
     assert violation.field.partition(".")[0] == stage
 
@@ -379,7 +376,8 @@ def test_what_there_could_be_less_of_is_told_where_time_passed(maker: Omni) -> N
 
 
 def test_a_drawing_is_saved_by_itself(maker: Omni, tmp_path: Path) -> None:
-    for answer, hint in ((maker.film(PROMPT, **OF_FILM), "videos[0].save(path)"), (maker.draw(PROMPT), "images[0].save(path)")):
+    drawn = maker.draw(PROMPT)
+    for answer, hint in ((maker.film(PROMPT, **OF_FILM), "answer.videos[0].save(path)"), (drawn, "answer.images[0].save(path)")):
         with pytest.raises(errors.RequestError, match="and has no sound") as error:
             answer.save(tmp_path / "x.wav")
         assert hint in error.value.hint

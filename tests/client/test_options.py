@@ -215,18 +215,13 @@ def test_the_client_takes_each_setting() -> None:
 
 
 def shown(documented: Callable[..., object]) -> str:
-    """The output of `help`."""
     return pydoc.plain(pydoc.render_doc(documented))
 
 
 @pytest.mark.parametrize("client", [Omni, AsyncOmni])
 def test_help_shows_all_that_a_call_takes(client: type[Omni] | type[AsyncOmni]) -> None:
-    takes = {
-        "generate": tuple(options.OPTIONS),
-        "chat": tuple(options.OPTIONS),
-        "say": options.SPOKEN,
-        **dict.fromkeys(("draw", "film", "sound"), options.DRAWN),
-    }
+    takes = dict.fromkeys(("generate", "chat"), tuple(options.OPTIONS)) | dict.fromkeys(("draw", "film", "sound"), options.DRAWN)
+    takes["say"] = options.SPOKEN
     for name, expected in takes.items():
         for method in (name, "stream" if name == "generate" else f"stream_{name}"):
             text = shown(getattr(client, method))

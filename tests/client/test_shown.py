@@ -112,18 +112,16 @@ def test_timing_tells_its_figures_and_none_of_its_arrivals() -> None:
     text = [TextArrival(0.1 + number / 100, 4) for number in range(500)]
     audio = [AudioArrival(0.4 + number / 10, number * 4800, 4800, 24000, True, 0.05 if not number else None) for number in range(100)]
     timing = Timing(text, audio, 10.4)
-    assert repr(timing) == (
-        "Timing(ttft_s=0.1, ttfa_s=0.4, e2e_s=10.4, audio_s=20.0, rtf=0.515, underrun_s=0.0, prebuffer_s=0.05, starved_s=0.0)"
-    )
+    figures = "ttft_s=0.1, ttfa_s=0.4, e2e_s=10.4, audio_s=20.0, rtf=0.515, underrun_s=0.0, prebuffer_s=0.05, starved_s=0.0"
+    assert repr(timing) == f"Timing({figures})"
     assert repr(Timing(text, (), 10.4)) == "Timing(ttft_s=0.1, e2e_s=10.4)"
     assert repr(Timing((), (), 0.25)) == "Timing(e2e_s=0.25)"
 
 
 def test_events_tell_shapes_and_no_values() -> None:
     chunk = AudioChunk(np.zeros(4800, np.float32), 9600, 24000, 0.51234, "pcm16", 0.1)
-    assert repr(chunk) == (
-        "AudioChunk(float32 [4800], first_sample=9600, sample_rate_hz=24000, 'pcm16', duration_s=0.2, arrival_s=0.512, prebuffer_s=0.1)"
-    )
+    contents = "float32 [4800], first_sample=9600, sample_rate_hz=24000, 'pcm16', duration_s=0.2, arrival_s=0.512, prebuffer_s=0.1"
+    assert repr(chunk) == f"AudioChunk({contents})"
     assert repr(SpeechCodes(np.zeros((12, 16), np.uint32), 24, 0.5)) == "SpeechCodes(uint32 [12, 16], first_frame=24, arrival_s=0.5)"
     assert repr(Rows("pixels", np.zeros((64, 3), np.uint8), 0, 1.5)) == "Rows('pixels', uint8 [64, 3], first_row=0, arrival_s=1.5)"
     assert repr(Picture(bytes(9000), "image/png", 1, 0, None, 2.0)) == "Picture(image/png, 9000 bytes, index=1, layer=0, arrival_s=2.0)"

@@ -246,9 +246,8 @@ def link_of(channels: Channels, addresses: Sequence[str]) -> Link:
 def link_before(channels: Channels, thinker: str, talkers: Sequence[str], within_s: float) -> Link:
     """A link to a Thinker with Talkers behind it."""
     hop = stage_pb2.Hop(kind=stage_pb2.STAGE_KIND_TALKER, model="toy-talker", takes=["hidden"], params=params("talker"), addresses=talkers)
-    return Link(
-        channels, route_to(thinker, kind="thinker", behind=[hop]), opening("thinker", credits=0), deadline=time.monotonic() + within_s
-    )
+    route = route_to(thinker, kind="thinker", behind=[hop])
+    return Link(channels, route, opening("thinker", credits=0), deadline=time.monotonic() + within_s)
 
 
 async def test_an_open_without_a_beat_is_asked_elsewhere_and_nobody_asks_there_again() -> None:
@@ -288,11 +287,8 @@ async def test_an_open_that_takes_long_is_waited_for_while_there_are_beats() -> 
         await say(context, OPENED)
         await listen(context)
 
-    async with (
-        bare_peer(slow, steady_beat) as one,
-        bare_peer(NotedOpens("well", notes, True), steady_beat) as other,
-        Channels(CREDENTIALS) as channels,
-    ):
+    well = NotedOpens("well", notes, True)
+    async with bare_peer(slow, steady_beat) as one, bare_peer(well, steady_beat) as other, Channels(CREDENTIALS) as channels:
         link = link_of(channels, [one, other])
         waiting = asyncio.create_task(link.open())
         await until(lambda: channels.pulses.of(one).ticks >= 2 * SILENCE)
