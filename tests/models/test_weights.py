@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize, _dequantize_fp8_weight
 
 from helpers import lengths
-from helpers.packed import in_blocks
+from helpers.checkpoints import in_blocks
 from helpers.pipes import receive, running
 from omnistage.models.checkpoint.files import BadCheckpoint, Config
 from omnistage.models.checkpoint.header import check_plain

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from helpers.omni_checkpoint import linked
+from helpers.checkpoints import linked
 from helpers.waves import loaded
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.talker import load_talker

@@ -14,7 +14,7 @@ import structlog
 import torch
 from safetensors.torch import load_file, save_file
 
-from helpers.omni_checkpoint import change_json
+from helpers.checkpoints import change_json
 from omnistage.models.checkpoint.files import check_files
 from omnistage.models.encoders.preparing import Spectrograms, read_pictures
 from omnistage.models.encoders.reader import preprocessing_of

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from helpers import lengths
+from helpers.checkpoints import change_json
 from helpers.models import ROW_PORTS, RowInputs, speak
-from helpers.omni_checkpoint import change_json
 from helpers.waiting import until
 from omnistage.engine.memory import PAGE_ROWS, page_bytes
 from omnistage.models.checkpoint.files import BadCheckpoint

@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from helpers import lengths, media_files
+from helpers.checkpoints import change_json
 from helpers.models import said, text_pieces
-from helpers.omni_checkpoint import change_json
 from helpers.waiting import until
 from omnistage.models.conversation import Media, Part, Streamed, Turn
 from omnistage.models.encoders.reader import OTHERS

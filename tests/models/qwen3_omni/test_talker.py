@@ -20,9 +20,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers import lengths
+from helpers.checkpoints import Change, Weights, changed, in_blocks
 from helpers.models import RowInputs
-from helpers.packed import in_blocks
-from helpers.qwen3_checkpoint import Change, Weights, changed
 from helpers.talker_reference import CHAT, PENALTY, SIZES, TTS, SpokenFrames, TalkerConversation, TalkerReference
 from helpers.waiting import until
 from omnistage.engine.request import Given, Prompt, SequenceRequest

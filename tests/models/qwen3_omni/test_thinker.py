@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from helpers import lengths, media_files
+from helpers.checkpoints import VARIANTS, made
 from helpers.models import text_pieces
 from helpers.omni_parity import turns
 from helpers.omni_reference import Qwen3Reference
-from helpers.qwen3_checkpoint import VARIANTS, made
 from omnistage.engine.parts import Experts
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.interface import FinishReason, Sampling, TensorRows, TextPiece, TextRequest, Wanted, no_inputs

@@ -14,10 +14,8 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
 
 from helpers import lengths
-from helpers.omni_checkpoint import change_json, linked
+from helpers.checkpoints import Weights, change_json, change_weights, changed, in_blocks, linked
 from helpers.omni_reference import Qwen3Reference
-from helpers.packed import in_blocks
-from helpers.qwen3_checkpoint import Weights, change_weights, changed
 from omnistage.engine.attention import choose_backend
 from omnistage.engine.devices import ALONE, Distributed
 from omnistage.engine.results import fixed_results

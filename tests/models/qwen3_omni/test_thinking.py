@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from helpers import media_files
-from helpers.omni_checkpoint import change_json, linked
+from helpers.checkpoints import change_json, linked
 from helpers.run import messages
 from omnistage.cli.stack.pipelines import Choice, layout_of
 from omnistage.models.conversation import Media, TextConstraint, Turn
