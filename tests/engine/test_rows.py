@@ -168,10 +168,8 @@ async def test_rows_that_cannot_be_needed_are_dropped_and_those_that_cannot_be_t
         stream.append(torch.zeros(1, GIVEN + 1))
     stream.append(rows)
     assert items(await read(stream)) == answer(prompt, 0, 5, rows.tolist())[0]
-    other = running.submit(SequenceRequest(prompt, 0, 5))
     with pytest.raises(ValueError, match="takes none"):
-        other.append(torch.zeros(1, GIVEN))
-    await other.aclose()
+        running.submit(SequenceRequest(prompt, 0, 5)).append(torch.zeros(1, GIVEN))
 
 
 async def test_a_frame_that_begins_with_an_end_id_ends_an_answer_that_may_end(seed: int) -> None:
@@ -192,10 +190,8 @@ async def test_a_frame_that_begins_with_an_end_id_ends_an_answer_that_may_end(se
 
 async def test_pages_are_shared_by_equal_media_only() -> None:
     """Two pictures of equal size have equal ids: the digest tells them apart, and so do positions and scope."""
-    running = engine()
-    rng = random.Random(1)
+    running, rng, ids = engine(), random.Random(1), prompt_items([3] * 80)
     pictures = [random_rows(rng, 40) for _ in range(2)]
-    ids = prompt_items([3] * 80)
 
     async def cached(prompt: Prompt) -> int:
         events = await read(running.submit(SequenceRequest(prompt, 0, 3)))
