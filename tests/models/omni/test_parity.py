@@ -16,8 +16,7 @@ import torch
 from helpers import lengths
 from helpers.checkpoints import TINY, VARIANTS, change_json, changed, linked, made
 from helpers.models import text_pieces
-from helpers.omni_parity import KINDS, TOKENS, ParityQuestion, agreement, requests
-from helpers.omni_reference import OmniReference, Qwen3Reference
+from helpers.omni_reference import KINDS, TOKENS, OmniReference, ParityQuestion, Qwen3Reference, agreement, requests
 from omnistage.engine import attention, sampler
 from omnistage.engine.decoder import deepstack
 from omnistage.engine.memory import PAGE_ROWS

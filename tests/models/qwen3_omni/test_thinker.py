@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from helpers import lengths, media_files
 from helpers.checkpoints import VARIANTS, made
 from helpers.models import text_pieces
-from helpers.omni_parity import turns
-from helpers.omni_reference import Qwen3Reference
+from helpers.omni_reference import Qwen3Reference, turns
 from omnistage.engine.parts import Experts
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.interface import FinishReason, Sampling, TensorRows, TextPiece, TextRequest, Wanted, no_inputs
