@@ -1,4 +1,4 @@
-"""The references for Thinkers: Transformers with a checkpoint of Qwen2.5-Omni or Qwen3-Omni; and random questions to them, with media of all
+"""The references for Thinkers: Transformers with a checkpoint of Qwen2.5-Omni or Qwen3-Omni, and random questions to them with media of all
 kinds.
 
 Pixels of films come from our decoder on both sides, since Transformers' own needs torchvision; those of pictures from
