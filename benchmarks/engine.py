@@ -14,7 +14,7 @@ import torch
 
 from benchmarks import by_hand, omni
 from benchmarks.figures import Figure, Report, median, run
-from helpers.sequences import read
+from helpers.engines import read
 from omnistage.engine.adapter import StepRows, TokenHead
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.engine import Engine

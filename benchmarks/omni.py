@@ -18,8 +18,8 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3Omni
 
 from benchmarks.figures import Figure, Report, median
 from helpers import media_files
-from helpers.sequences import items as items_of
-from helpers.sequences import read
+from helpers.engines import items as items_of
+from helpers.engines import read
 from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.devices import dtype_of

@@ -73,7 +73,7 @@ def collected_by_hand() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def omni_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of Qwen2.5-Omni with random weights, of size tiny, in float32; nobody may write to it."""
-    from helpers.omni_checkpoint import omni_checkpoint  # here, since most tests need no torch
+    from helpers.checkpoints import omni_checkpoint  # here, since most tests need no torch
 
     return omni_checkpoint(tmp_path_factory)
 
@@ -81,7 +81,7 @@ def omni_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def qwen3_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same of Qwen3-Omni."""
-    from helpers.qwen3_checkpoint import shared_checkpoint
+    from helpers.checkpoints import shared_checkpoint
 
     return shared_checkpoint(tmp_path_factory)
 

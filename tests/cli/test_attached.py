@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +13,9 @@ import pytest
 from helpers import servers
 from helpers.command import omnistage
 from helpers.families import PICTURE, SOUND
-from helpers.output import object_of, refusal
+from helpers.output import COMMAND, object_of, refusal
 from helpers.processes import StartedProcess
-from helpers.terminal import CTRL_C, Terminal, words_of
+from helpers.terminal import CTRL_C, Terminal, terminal_after, words_of
 from omnistage.cli.make.speak import Question
 from omnistage.cli.options import Attached
 from omnistage.cli.stack.pipelines import layout_for
@@ -24,8 +23,6 @@ from omnistage.client import Options, RequestError
 from omnistage.client.request import for_conversation
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import png, wav
-
-COMMAND = (sys.executable, "-m", "omnistage.cli")
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +50,7 @@ def said(*seen: formulas.Seen) -> str:
     return "".join(formulas.word(formulas.omni_token(3, items, n)) for n in range(formulas.NATURAL_LENGTH))
 
 
+NO_COLOUR = "'white'; it must be a colour as #rrggbb, such as #ffffff for white"
 MEDIA = ("--image", "dog.png", "--audio=question.wav", "--image", "cat.png")
 
 
@@ -89,10 +87,14 @@ def test_standard_input_may_be_a_medium(address: str, files: Path) -> None:
         (("ask", "--image", "-"), b"words", 1, "--image: is of no known type"),
         (("ask", "--image", "-"), bytes((64 << 20) + 1), 1, "--image -: this is more than 64 MiB, the most that a picture may have"),
         (("draw", "A hill", "--image", "-", "--out", "x.png"), b"words", 1, "--image: is of no known type"),
+        (("ask",), b"", 2, "--video"),
+        (("ask", "--video-sound", "x"), b"", 2, "--video"),
+        (("ask", "--background", "#ffffff", "x"), b"", 2, "--image"),
+        (("ask", "--background", "white", "--image", "cat.png", "x"), b"", 2, NO_COLOUR),
     ],
 )
-def test_standard_input_that_is_no_medium(words: tuple[str, ...], text: bytes, code: int, told: str) -> None:
-    assert told in " ".join(" ".join(refusal(*words, code=code, text=text)).replace("│", " ").split())
+def test_a_wrong_command_line_or_input(words: tuple[str, ...], text: bytes, code: int, told: str, files: Path) -> None:
+    assert told in " ".join(" ".join(refusal(*words, code=code, text=text, folder=files)).replace("│", " ").split())
 
 
 def test_an_endless_pipe_is_too_much() -> None:
@@ -101,13 +103,11 @@ def test_an_endless_pipe_is_too_much() -> None:
         with pytest.raises(BrokenPipeError):
             while True:
                 asking.stdin.write(bytes(1 << 20))
-        assert asking.wait(60) == 1
-        assert b"--image -: this is more than 64 MiB" in asking.stderr.read()
+        assert asking.wait(60) == 1 and b"--image -: this is more than 64 MiB" in asking.stderr.read()
 
 
 def test_a_terminal_is_no_recording() -> None:
-    terminal = Terminal(100, 24)
-    assert terminal.run(("ask", "--audio", "-")) == 1
+    terminal = terminal_after("ask", "--audio", "-", size=(100, 24), code=1)
     assert "hint: Give a file or a pipe: arecord -f cd | omnistage ask --audio -" in terminal.lines
 
 
@@ -136,8 +136,8 @@ def test_ctrl_c_ends_a_recording_and_not_the_command(address: str, size: tuple[i
 
 
 def test_what_a_person_sees_at_a_terminal(address: str, files: Path) -> None:
-    terminal = Terminal(200, 24)
-    assert terminal.run(("ask", "What is this?", "--image", str(files / "cat.png"), "--seed", "3", "--address", address)) == 0
+    words = ("What is this?", "--image", str(files / "cat.png"), "--seed", "3", "--address", address)
+    terminal = terminal_after("ask", *words, size=(200, 24))
     *answer, figures = terminal.lines
     assert words_of(answer) == said("u", PICTURE, "What is this?").split()
     assert figures.startswith("ttft") and "pipeline toy-omni" in figures
@@ -154,9 +154,7 @@ def test_what_a_person_sees_at_a_terminal(address: str, files: Path) -> None:
         ("image", "https://a.b/c.png", "https://a.b/c.png is a URL, and neither client nor servers fetch anything"),
     ],
 )
-def test_what_cannot_be_read_is_named_with_its_option(
-    kind: str, path: str, told: str, files: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_read_is_named(kind: str, path: str, told: str, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(files)
     question = Question("x", False, None, None, False, Options(), attached=[Attached("image", "cat.png"), Attached(kind, path)])
     with pytest.raises(RequestError) as caught:
@@ -185,7 +183,7 @@ SILENT = "qwen2_5_omni-text gives text, not audio"
         ("qwen2_5_omni-text", ["text", "image"], ["text", "audio"], SILENT, "qwen2_5_omni or qwen3_omni or toy-omni"),
     ],
 )
-def test_a_pipeline_that_cannot_is_not_started_and_those_that_can_are_named(
+def test_pipelines_that_can_are_named_and_none_is_started(
     pipeline: str, inputs: list[str], outputs: list[str], told: str, others: str
 ) -> None:
     with pytest.raises(RequestError) as caught:
@@ -204,22 +202,8 @@ def test_a_pipeline_that_cannot_is_not_started_and_those_that_can_are_named(
 )
 def test_what_cannot_be_asked_is_a_line_and_a_hint_where_there_is_more_to_say(words: tuple[str, ...], told: str, files: Path) -> None:
     error, *hint = refusal(*words, folder=files)
-    assert error == told
-    assert [line[:6] for line in hint] == ([] if "--image" in told else ["hint: "])
+    assert error == told and [line[:6] for line in hint] == ([] if "--image" in told else ["hint: "])
     assert not (files / "x.wav").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ((), "--video"),
-        (("--video-sound", "x"), "--video"),
-        (("--background", "#ffffff", "x"), "--image"),
-        (("--background", "white", "--image", "cat.png", "x"), "'white'; it must be a colour as #rrggbb, such as #ffffff for white"),
-    ],
-)
-def test_a_wrong_command_line(words: tuple[str, ...], told: str, files: Path) -> None:
-    assert told in "\n".join(refusal("ask", *words, code=2, folder=files))
 
 
 def test_a_film_that_a_running_pipeline_does_not_take(address: str, files: Path) -> None:

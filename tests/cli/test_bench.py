@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from helpers import lengths, servers
 from helpers.command import omnistage
 from helpers.output import object_of, refusal
-from helpers.terminal import CTRL_C, Terminal
+from helpers.terminal import CTRL_C, Terminal, terminal_after
 from helpers.toy_pipeline import toy_pipeline
 from helpers.waiting import until
 from omnistage.cli.bench.prompts import QUESTIONS
@@ -93,14 +93,12 @@ def measured(*words: str | Path) -> dict[str, Any]:
 )
 def test_a_wrong_command_line(words: list[str], told: str) -> None:
     result = CliRunner().invoke(app, ["bench", *words], terminal_width=200)
-    assert result.exit_code == 2
-    assert told in " ".join(result.output.replace("│", " ").split())
+    assert result.exit_code == 2 and told in " ".join(result.output.replace("│", " ").split())
 
 
 def test_the_page_tells_every_figure_and_every_key() -> None:
     told = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "bench.md").read_text()))
-    assert told >= KEYS | FIGURES_WITH_SOUND
-    assert KEYS_OF_LEVEL - {"completed", "failed"} <= told
+    assert told >= KEYS | FIGURES_WITH_SOUND and KEYS_OF_LEVEL - {"completed", "failed"} <= told
 
 
 # Against a router
@@ -179,9 +177,7 @@ def test_texts_are_spoken(toy_address: str, tmp_path: Path) -> None:
     assert [request["audio_s"] for request in level["requests"]] == [pytest.approx(length) for length in lengths * 2]
 
 
-@lengths.long_form(
-    "cli/test_bench.py::test_counts_and_figures_are_those_of_the_answers", unkept="drawings are measured and have figures of their own"
-)
+@lengths.long_form("cli/test_bench.py::test_counts_and_figures_are_those_of_the_answers", unkept="drawings have figures of their own")
 def test_pictures_are_drawn(tmp_path: Path) -> None:
     plot = tmp_path / "figures.svg"
     with Omni(pipeline="toy-film") as omni:
@@ -202,8 +198,7 @@ async def test_what_has_no_room_is_counted_by_its_reason(slow_address: str) -> N
     (level,) = json.loads(done.stdout)["levels"]
     assert (level["offered"], level["completed"], level["failed"], level["not_started"]) == (8, 0, 8, 0)
     assert [(error["error"], error["reason"], error["count"]) for error in level["errors"]] == [("OverloadedError", "OVERLOADED", 8)]
-    assert {request["outcome"] for request in level["requests"]} == {"failed"}
-    assert set(level["figures"]) == {"late_s"}
+    assert {request["outcome"] for request in level["requests"]} == {"failed"} and set(level["figures"]) == {"late_s"}
     assert level["request_throughput"] == 0
 
 
@@ -227,11 +222,8 @@ def test_a_time_limit_is_one_more_reason(slow_address: str) -> None:
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_what_cannot_be_measured_is_one_line(
-    toy_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], error: str, hint: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    told, *advice = refusal("bench", "--address", toy_address, *words, "--json")
+def test_what_cannot_be_measured_is_one_line(toy_address: str, tmp_path: Path, words: list[str], error: str, hint: str) -> None:
+    told, *advice = refusal("bench", "--address", toy_address, *words, "--json", folder=tmp_path)
     assert told.startswith("error: ") and error in told
     assert [line.startswith("hint: ") and hint in line for line in advice] == ([True] if hint else [])
     assert list(tmp_path.iterdir()) == []
@@ -250,13 +242,11 @@ def visible(terminal: Terminal) -> list[str]:
 
 
 def test_the_tables_fit_into_80_columns(toy_address: str) -> None:
-    terminal = Terminal(80, 100)
     words = ("bench", "--address", toy_address, "--pipeline", "toy", "-c", "1,16", "-n", "20", "--slo", "ttft=10,ttfa=10,rtf=100")
-    assert terminal.run(words) == 0
+    terminal = terminal_after(*words, size=(80, 100))
     assert max(map(len, visible(terminal))) <= 80
     lines = terminal.lines
-    assert not [line for line in lines if "…" in line]
-    assert "20 of 20 completed in" in " ".join(lines)
+    assert not [line for line in lines if "…" in line] and "20 of 20 completed in" in " ".join(lines)
     names = {"ttft ms", "tpot ms", "itl ms", "e2e ms", "audio_ttfp ms", "ttfa ms", "rtf", "rtf generation", "underrun ms", "starved ms"}
     assert names <= {re.split(r"  +", line)[0] for line in lines}
     header, *rows = lines[-3:]
@@ -275,7 +265,6 @@ def test_ctrl_c_ends_early_and_tells_what_was_measured(toy_address: str, tmp_pat
     out = tmp_path / "figures.json"
     words = ("bench", "--address", toy_address, "-c", "2,4", "-n", "100000", "--out", str(out))
     assert terminal.run(words, press) == 130
-    assert b"Traceback" not in terminal.written
     told = json.loads(out.read_text())
     (level,) = told["levels"]
     assert told["interrupted"] is True
@@ -291,13 +280,11 @@ async def test_a_second_signal_does_not_wait_for_the_end_of_the_measuring() -> N
 
     async def never_ends() -> None:
         began.set()
-        while True:
-            try:
+        for _ in range(2):
+            with suppress(asyncio.CancelledError):
                 await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                ended.append("cancelled")
-                if len(ended) == 2:
-                    raise
+            ended.append("cancelled")
+        raise asyncio.CancelledError
 
     async def work() -> int:
         stop = Stop()

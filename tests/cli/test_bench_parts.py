@@ -49,17 +49,14 @@ def test_a_distribution_is_what_is_worked_out_by_hand(seed: int, count: int) -> 
     values = [float(value) for value in np.random.default_rng(seed).lognormal(size=count)]
     found = Distribution.of(values)
     assert found is not None and Distribution.of([]) is None
-    assert found.count == count
-    assert found.mean == pytest.approx(math.fsum(values) / count)
+    assert found.count == count and found.mean == pytest.approx(math.fsum(values) / count)
     assert found.max == max(values)
-    for name, percent in (("median", 50), ("p90", 90), ("p99", 99)):
-        assert getattr(found, name) == pytest.approx(percentile(values, percent))
+    assert [found.median, found.p90, found.p99] == [pytest.approx(percentile(values, percent)) for percent in (50, 90, 99)]
 
 
 def test_time_per_token_leaves_out_the_first_message() -> None:
     pieces = [TokenArrival(1.0, 3), TokenArrival(1.5, 1), TokenArrival(2.2, 4)]
-    assert levels.per_token_s(pieces) == pytest.approx((2.2 - 1.0) / 5)
-    assert levels.per_token_s(pieces[:1]) is None
+    assert levels.per_token_s(pieces) == pytest.approx((2.2 - 1.0) / 5) and levels.per_token_s(pieces[:1]) is None
     assert levels.per_token_s([]) is None
 
 
@@ -81,9 +78,8 @@ async def test_what_came_in_one_message_came_at_one_time() -> None:
 
 
 def test_numbers_have_three_digits() -> None:
-    assert [number(value) for value in (0, 0.01234, 0.9999, 1.234, 9.999, 12.34, 99.99, 123.4, 12345.6)] == [
-        *("0", "0.012", "1.00", "1.23", "10.0", "12.3", "100", "123", "12346")
-    ]
+    values = [0, 0.01234, 0.9999, 1.234, 9.999, 12.34, 99.99, 123.4, 12345.6]
+    assert [number(value) for value in values] == ["0", "0.012", "1.00", "1.23", "10.0", "12.3", "100", "123", "12346"]
 
 
 # Arrivals
@@ -180,8 +176,7 @@ async def test_a_level_of_so_many_seconds_ends(load: Closed | Open, most: int) -
 
     level = Level(load, Extent(None, 0.05), take, 0, 0)
     await level.measure()
-    assert 0 < level.offered <= most
-    assert all(sample.due_s < 0.05 for sample in level.samples)
+    assert 0 < level.offered <= most and all(sample.due_s < 0.05 for sample in level.samples)
     assert len(level.samples) == level.started
 
 
@@ -198,8 +193,7 @@ async def test_a_closed_loop_waits_before_it_asks_again() -> None:
         return sample_of(number, turned_away(0.05))
 
     await Level(Closed(1), Extent(3, None), take, 0, 0).measure()
-    assert len(at_s) == 3
-    assert all(later - earlier >= 0.049 for earlier, later in pairwise(at_s))
+    assert len(at_s) == 3 and all(later - earlier >= 0.049 for earlier, later in pairwise(at_s))
 
 
 def turned_away(retry_s: float | None) -> Failure:
@@ -223,14 +217,10 @@ async def test_a_level_that_is_cut_short_keeps_what_it_has() -> None:
 
 
 async def test_failures_are_counted_by_kind_and_goodput_by_all_limits() -> None:
+    first, second = (Failure("OverloadedError", "OVERLOADED", message, "wait", 1.0, is_refusal=False) for message in ("first", "second"))
     outcomes: list[Measured | Failure] = [
-        answer(ttft_s=0.1, rtf=0.3),
-        answer(ttft_s=0.5, rtf=0.5),
-        answer(ttft_s=0.6, rtf=0.1),
-        answer(ttft_s=0.1),
-        Failure("OverloadedError", "OVERLOADED", "first", "wait", 1.0, is_refusal=False),
-        Failure("DeadlineError", "DEADLINE", "too late", "", None, is_refusal=False),
-        Failure("OverloadedError", "OVERLOADED", "second", "wait", 1.0, is_refusal=False),
+        *(answer(ttft_s=0.1, rtf=0.3), answer(ttft_s=0.5, rtf=0.5), answer(ttft_s=0.6, rtf=0.1), answer(ttft_s=0.1)),
+        *(first, Failure("DeadlineError", "DEADLINE", "too late", "", None, is_refusal=False), second),
     ]
 
     async def take(number: int, due_s: float, t0: float) -> Sample:
@@ -240,14 +230,11 @@ async def test_failures_are_counted_by_kind_and_goodput_by_all_limits() -> None:
     await level.measure()
     level.wall_s = 4.0
     summary = Summary.of(level, Objectives.parse("ttft=0.5, rtf=0.5"))
-    assert [(error.error, error.count, error.message) for error in summary.errors] == [
-        ("OverloadedError", 2, "first"),
-        ("DeadlineError", 1, "too late"),
-    ]
+    errors = [(error.error, error.count, error.message) for error in summary.errors]
+    assert errors == [("OverloadedError", 2, "first"), ("DeadlineError", 1, "too late")]
     assert (summary.completed, summary.failed) == (4, 3)
     assert summary.request_goodput == 2 / 4.0, "one was too slow, and one without sound has no rtf"
-    assert summary.request_throughput == 4 / 4.0
-    assert summary.figures["rtf"].count == 3
+    assert summary.request_throughput == 4 / 4.0 and summary.figures["rtf"].count == 3
 
 
 # The prompts -
@@ -275,10 +262,8 @@ def test_prompts_of_a_file(tmp_path: Path) -> None:
     found = of_file(objects)
     assert [found.at(number) for number in range(3)] == [BenchPrompt("Long?", 64), BenchPrompt("Short?"), BenchPrompt("Long?", 64)]
     asked = Questions("ask", found, {"max_tokens": 10}, seed=bench_prompts.LAST_SEED - 1)
-    assert [(asked.at(number).text, asked.at(number).options["max_tokens"], asked.at(number).seed) for number in (0, 1)] == [
-        ("Long?", 64, bench_prompts.LAST_SEED - 1),
-        ("Short?", 10, 0),
-    ]
+    first, second = ((question.text, question.options["max_tokens"], question.seed) for question in map(asked.at, (0, 1)))
+    assert (first, second) == (("Long?", 64, bench_prompts.LAST_SEED - 1), ("Short?", 10, 0))
     assert "max_tokens" not in Questions("say", found, {}).at(0).options, "what is spoken has its length"
 
 

@@ -12,15 +12,15 @@ import pytest
 import soundfile
 
 from helpers.command import omnistage
-from helpers.output import object_of, refusal
+from helpers.output import COMMAND, object_of, refusal
 from helpers.peer import TEXT, PlayingPeer, answer, listening
-from helpers.terminal import Terminal
+from helpers.terminal import terminal_after
 from omnistage.models.toy import formulas
 from omnistage.v1 import omni_pb2, stage_pb2
 
 SPOKEN_KEYS = ["text", "ttft_s", "ttfa_s", "e2e_s", "audio_s", "rtf", "finish_reason", "seed", "pipeline", "failovers", "drew", "notes"]
 SPOKEN_KEYS += ["unspoken", "unspoken_words"]
-STATUS_KEYS = ["pipeline", "stage", "address", "pid", "state", "sessions", "queue", "transport", "settings"]
+
 PNG = b"\x89PNG\r\n\x1a\n"
 
 MAKE = "hint: Make it first: mkdir -p absent"
@@ -38,8 +38,7 @@ def test_ask_prints_the_answer_and_the_figures(toy_address: str) -> None:
 
 def test_ask_json_is_one_object(toy_address: str) -> None:
     result = object_of(omnistage("ask", "Hi", "--seed", "5", "--json", "--address", toy_address))
-    assert list(result) == SPOKEN_KEYS
-    assert result["text"] == formulas.text(5, "Hi", formulas.NATURAL_LENGTH)
+    assert list(result) == SPOKEN_KEYS and result["text"] == formulas.text(5, "Hi", formulas.NATURAL_LENGTH)
     samples = len(formulas.audio(5, "Hi", formulas.NATURAL_LENGTH))
     assert result["audio_s"] == pytest.approx(samples / formulas.SAMPLE_RATE_HZ, abs=1e-6)
     assert (result["seed"], result["pipeline"], result["finish_reason"], result["failovers"]) == (5, "toy", "stop", [])
@@ -69,8 +68,7 @@ async def test_a_loss_is_told_in_a_line(tmp_path: Path) -> None:
 
 def test_text_only(toy_address: str) -> None:
     result = object_of(omnistage("ask", "Hi", "--text-only", "--json", "--address", toy_address))
-    assert result["text"]
-    assert (result["ttfa_s"], result["rtf"], result["audio_s"]) == (None, None, 0)
+    assert result["text"] and (result["ttfa_s"], result["rtf"], result["audio_s"]) == (None, None, 0)
 
 
 @pytest.mark.parametrize(("words", "text"), [(("Good morning to you.",), ""), (("-",), "Good morning to you.")], ids=["word", "input"])
@@ -133,8 +131,7 @@ def test_sound_at_another_rate(toy_address: str, tmp_path: Path) -> None:
 def test_files_of_every_kind(toy_address: str, tmp_path: Path, name: str, words: list[str], subtype: str) -> None:
     done = omnistage("ask", "Hi", "--seed", "7", "--out", tmp_path / name, *words, "--address", toy_address)
     assert done.returncode == 0, done.stderr
-    assert f"wrote {tmp_path / name}" in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert f"wrote {tmp_path / name}" in done.stderr and [path.name for path in tmp_path.iterdir()] == [name]
     assert soundfile.info(tmp_path / name).subtype == subtype
     samples, rate_hz = soundfile.read(tmp_path / name, dtype="float32")
     expected = formulas.audio(7, "Hi", formulas.NATURAL_LENGTH)[:, 0]
@@ -161,23 +158,11 @@ def test_max_tokens(toy_address: str) -> None:
 
 
 def test_two_at_once_get_their_own_answers(toy_address: str) -> None:
-    command = [sys.executable, "-m", "omnistage.cli", "ask", "--json", "--address", toy_address]
+    command = [*COMMAND, "ask", "--json", "--address", toy_address]
     both = [subprocess.Popen([*command, "--seed", str(seed), f"q{seed}"], stdout=subprocess.PIPE, text=True) for seed in (1, 2)]
     for seed, process in zip((1, 2), both, strict=True):
         output, _ = process.communicate(timeout=60)
         assert json.loads(output.splitlines()[-1])["text"] == formulas.text(seed, f"q{seed}", formulas.NATURAL_LENGTH)
-
-
-def test_status(toy_address: str) -> None:
-    replicas = object_of(omnistage("status", "--json", "--address", toy_address))["replicas"]
-    assert [replica["stage"] for replica in replicas] == ["thinker", "talker", "code2wav"]
-    for replica in replicas:
-        assert list(replica) == STATUS_KEYS
-        assert replica["state"] == "serving"
-        assert Path(f"/proc/{replica['pid']}").is_dir()
-        assert isinstance(replica["transport"], str)
-    table = omnistage("status", "--address", toy_address).stdout
-    assert all(replica["address"] in table for replica in replicas)
 
 
 def test_pipelines(toy_address: str) -> None:
@@ -281,8 +266,7 @@ def test_nothing_is_said_to_start_that_is_not_there(tmp_path: Path, monkeypatch:
     (tmp_path / "checkpoint").mkdir()
     monkeypatch.chdir(tmp_path)
     for command in (("ask", "Hi"), ("draw", "Hi"), ("chat",)):
-        terminal = Terminal(300, 24)
-        assert terminal.run((*command, "--model", named)) == 1
+        terminal = terminal_after(*command, "--model", named, size=(300, 24), code=1)
         error, hint = terminal.lines
         assert error == told and hint.startswith("hint: There are ")
 
@@ -295,13 +279,10 @@ def test_nothing_is_said_to_start_that_is_not_there(tmp_path: Path, monkeypatch:
         ("name: x\n: : :\n", "mine.yaml: this is no YAML: line 2: expected <block end>, but found ':'"),
     ],
 )
-def test_a_file_of_a_pipeline_that_is_wrong_is_told_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str | None, told: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_file_of_a_pipeline_that_is_wrong_is_told_in_one_line(tmp_path: Path, written: str | None, told: str) -> None:
     if written is not None:
-        Path("mine.yaml").write_text(written)
-    assert refusal("serve", "mine.yaml") == [f"error: {told}"]
+        (tmp_path / "mine.yaml").write_text(written)
+    assert refusal("serve", "mine.yaml", folder=tmp_path) == [f"error: {told}"]
 
 
 def test_who_asks_a_router_loads_nothing_of_a_stack(toy_address: str) -> None:

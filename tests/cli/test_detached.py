@@ -16,6 +16,7 @@ import pytest
 
 from helpers import lengths
 from helpers.command import omnistage
+from helpers.output import COMMAND
 from helpers.processes import ProcessFamily, StartedProcess, wait_end
 from helpers.serving import ServeProcess, serving
 from helpers.terminal import CTRL_C, Terminal
@@ -45,7 +46,7 @@ def slow(tmp_path: Path) -> str:
 @contextmanager
 def answering(address: str) -> Iterator[StartedProcess[str]]:
     """A client in the middle of an answer that takes minutes."""
-    command = [sys.executable, "-m", "omnistage.cli", "ask", "Hi", "--address", address, "--max-tokens", "4000", "--timeout", "600"]
+    command = [*COMMAND, "ask", "Hi", "--address", address, "--max-tokens", "4000", "--timeout", "600"]
     with StartedProcess(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as asking:
         assert asking.stdout is not None and asking.stdout.read(1)
         try:
@@ -68,13 +69,11 @@ def test_a_stack_stays_when_its_command_ends(family: ProcessFamily, free_port: i
         with Omni(address=address) as omni:
             assert omni.generate("Hi").text
         [served] = all_served()
-        assert (served.address, served.pipeline) == (address, "toy")
-        assert os.getsid(served.pid) == served.pid
+        assert (served.address, served.pipeline) == (address, "toy") and os.getsid(served.pid) == served.pid
         assert {path.name for path in Path(served.log_folder).iterdir()} >= {"serve.log", "router.log", "thinker.log"}
         assert read_by_others(tmp_path / "state") == [] and read_by_others(Path(os.environ["TMPDIR"])) == []
         second = omnistage("serve", "toy", "--detach", "--address", address)
-        assert second.returncode == 1
-        assert f"cannot listen on {address}" in second.stderr
+        assert second.returncode == 1 and f"cannot listen on {address}" in second.stderr
     finally:
         stopped = omnistage("stop")
     assert (stopped.returncode, stopped.stderr) == (0, f"ended {address}\n")
@@ -104,9 +103,7 @@ def test_what_cannot_be_served_is_told_by_the_command(family: ProcessFamily, tmp
     assert family.pids() == []
 
 
-@lengths.long_form(
-    "cli/test_serve.py::test_a_stack_that_others_reach_says_so", unkept="a detached stack tells the warnings too, on terminals of any size"
-)
+@lengths.long_form("cli/test_serve.py::test_a_stack_that_others_reach_says_so", unkept="a detached stack warns too, on any terminal")
 @lengths.drawn_cells(1, "size", [(80, 24), (40, 10)], ids=lambda size: f"{size[0]}x{size[1]}")
 def test_what_serve_warns_of_is_told_with_detach_too(family: ProcessFamily, quick: str, size: tuple[int, int]) -> None:
     """An open address, and a setting without an effect; and what can be asked is an address of this machine."""
@@ -223,13 +220,9 @@ def test_a_killed_launcher_serves_nothing() -> None:
         assert all_served() == []
         assert list(folder().iterdir()) == []
         launcher.wait()
+    for lost in (served, Served("x:1", os.getppid(), "", "", 1)):  # This pid is another process by now.
         with pytest.raises(ProcessLookupError):
-            StackEnd(served)
-
-
-def test_a_pid_that_is_another_process_by_now_is_not_ended() -> None:
-    with pytest.raises(ProcessLookupError):
-        StackEnd(Served("x:1", os.getppid(), "", "", 1))
+            StackEnd(lost)
 
 
 HELD_OTHER = """
@@ -321,7 +314,7 @@ def test_a_second_signal_ends_a_start_that_hangs(family: ProcessFamily, quick: s
 def test_stop_now_ends_one_that_was_started_in_the_background(family: ProcessFamily, slow: str) -> None:
     """A shell has a job in the background ignore SIGINT."""
     script = '"$@" >/dev/null 2>&1 &'
-    command = ["sh", "-c", script, "sh", sys.executable, "-m", "omnistage.cli", "serve", slow, "--address", "127.0.0.1:0", "--grace", "600"]
+    command = ["sh", "-c", script, "sh", *COMMAND, "serve", slow, "--address", "127.0.0.1:0", "--grace", "600"]
     subprocess.run(command, timeout=60, check=True)
     deadline = time.monotonic() + 60
     while not (stacks := all_served()):

@@ -7,7 +7,6 @@ import re
 import shlex
 import struct
 import subprocess
-import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -22,11 +21,11 @@ from typer.testing import CliRunner
 from helpers import lengths, media_files, servers
 from helpers.command import omnistage
 from helpers.drawings import checkpoint
-from helpers.output import object_of, refusal
+from helpers.output import COMMAND, names, object_of, refusal
 from helpers.peer import PlayingPeer, listening
 from helpers.processes import ProcessFamily, StartedProcess
 from helpers.talking import Person
-from helpers.terminal import CTRL_C, Terminal
+from helpers.terminal import CTRL_C, terminal_after
 from omnistage.cli.main import app
 from omnistage.cli.make import drawing
 from omnistage.cli.make.drawing_screen import MOST_COLUMNS, MOST_ROWS, cells, picture_size
@@ -65,10 +64,6 @@ def film_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def draw(*words: str | Path, text: str = "") -> subprocess.CompletedProcess[str]:
     return omnistage("draw", *words, text=text)
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 def test_a_picture_and_a_line_of_figures(film_address: str, tmp_path: Path) -> None:
@@ -130,12 +125,9 @@ def test_a_picture_to_start_from_and_a_folder_for_previews(film_address: str, tm
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_cannot_be_done_is_one_line_and_leaves_nothing(
-    film_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], told: list[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("words.txt").write_text("words")
-    assert refusal("draw", "a hill", *words, "--address", film_address) == told
+def test_what_cannot_be_done_is_one_line_and_leaves_nothing(film_address: str, tmp_path: Path, words: list[str], told: list[str]) -> None:
+    (tmp_path / "words.txt").write_text("words")
+    assert refusal("draw", "a hill", *words, "--address", film_address, folder=tmp_path) == told
     assert names(tmp_path) == ["words.txt"]
 
 
@@ -152,7 +144,7 @@ def test_a_picture_without_a_name_gets_one_of_its_prompt(film_address: str, tmp_
 
 
 def test_calls_at_once_with_one_prompt_write_a_file_each(film_address: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "omnistage.cli", "draw", "A red circle", "--address", film_address]
+    command = [*COMMAND, "draw", "A red circle", "--address", film_address]
     with ExitStack() as stack:
         calls = [stack.enter_context(StartedProcess([*command, "--seed", str(seed)], cwd=tmp_path)) for seed in range(3)]
         assert [call.wait(100) for call in calls] == [0, 0, 0]
@@ -171,8 +163,7 @@ def test_a_terminal_shows_the_name_that_a_picture_got(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLORTERM", raising=False)
-    terminal = Terminal(*size)
-    assert terminal.run(("draw", "a photo of a cat wearing a hat", "--seed", "123456789", "--address", film_address)) == 0
+    terminal = terminal_after("draw", "a photo of a cat wearing a hat", "--seed", "123456789", "--address", film_address, size=size)
     first, *others = terminal.lines
     assert first.startswith("wrote photo-of-a-cat-wearing-a-hat.png") and "seed 123456789" in " ".join(others or [first])
     assert all(len(line) < size[0] for line in terminal.lines) and not any(line.endswith("·") for line in terminal.lines)
@@ -198,9 +189,7 @@ def test_a_pipeline_without_pictures_names_those_that_draw(toy_address: str, tmp
         ("images", False, ("--image: no", drawing.NEEDS_A_PICTURE)),
     ],
 )
-def test_a_refusal_is_told_by_what_was_typed_and_has_a_hint_only_where_it_adds_something(
-    field: str, sized: bool, line: tuple[str, str]
-) -> None:
+def test_a_refusal_names_what_was_typed_and_has_a_hint_where_it_adds_something(field: str, sized: bool, line: tuple[str, str]) -> None:
     error = BadRequestError.of(f"diffusion.{field}", "no")
     error.metadata = {"field": f"diffusion.{field}"}
     with pytest.raises(RequestError) as refused, drawing.refusals(sized=sized, has_images=False):
@@ -224,11 +213,8 @@ def test_a_question_that_is_drawn_says_how_pictures_are_kept(film_address: str) 
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_question_with_what_no_drawing_takes_is_pointed_to_draw(
-    film_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], told: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    error, hint = refusal("ask", "a hill", *words, "--address", film_address)
+def test_a_question_with_what_no_drawing_takes_is_pointed_to_draw(film_address: str, tmp_path: Path, words: list[str], told: str) -> None:
+    error, hint = refusal("ask", "a hill", *words, "--address", film_address, folder=tmp_path)
     assert told in error and hint.startswith("hint: It only draws: `omnistage draw PROMPT --out F.png`")
     assert names(tmp_path) == []
 
@@ -310,9 +296,8 @@ def test_a_wrong_command_line(words: list[str], told: str) -> None:
 
 def test_a_terminal_shows_the_steps_and_the_newest_picture(film_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLORTERM", "truecolor")
-    terminal = Terminal(300, 30)
     words = ("draw", "a hill", "--out", str(tmp_path / "x.png"), "--previews", "3", "--size", "20x16", "--address", film_address)
-    assert terminal.run(words) == 0
+    terminal = terminal_after(*words, size=(300, 30))
     assert b"step 3 of 6" in terminal.written
     *picture, figures = terminal.lines
     assert picture == ["▀" * 20] * 8, "the last one stands where the others stood"
@@ -322,8 +307,8 @@ def test_a_terminal_shows_the_steps_and_the_newest_picture(film_address: str, tm
 
 def test_a_terminal_without_colours_shows_the_steps_alone(film_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLORTERM", raising=False)
-    terminal = Terminal(300, 30)
-    assert terminal.run(("draw", "a hill", "--out", str(tmp_path / "x.png"), "--previews", "3", "--address", film_address)) == 0
+    words = ("draw", "a hill", "--out", str(tmp_path / "x.png"), "--previews", "3", "--address", film_address)
+    terminal = terminal_after(*words, size=(300, 30))
     assert "━".encode() in terminal.written and "▀".encode() not in terminal.written
     (figures,) = terminal.lines
     assert figures.startswith("wrote ")
@@ -332,10 +317,8 @@ def test_a_terminal_without_colours_shows_the_steps_alone(film_address: str, tmp
 def test_ctrl_c_ends_the_drawing_and_its_stack(family: ProcessFamily, tmp_path: Path) -> None:
     pipeline = tmp_path / "slow.yaml"
     pipeline.write_text(OWN.replace("FAMILY", "toy-film").replace("OPTIONS", "interval_s: 0.1"))
-    terminal = Terminal(100, 30)
     words = ("draw", "a hill", "--out", str(tmp_path / "x.png"), "--steps", "1000", "--pipeline", str(pipeline))
-    assert terminal.run(words, Person(("step 2 of 1000", CTRL_C))) == 130
-    assert b"Traceback" not in terminal.written
+    terminal_after(*words, size=(100, 30), meanwhile=Person(("step 2 of 1000", CTRL_C)), code=130)
     assert names(tmp_path) == ["slow.yaml"]
     assert family.wait_ended() == []
 
@@ -372,7 +355,7 @@ def test_the_default_takes_no_picture(tmp_path: Path) -> None:
 @lengths.long_form(
     "cli/test_draw.py::test_layers_of_several_pictures_and_previews_are_files_and_one_object",
     "models/diffusers/test_model.py::test_layers_of_each_of_several_results_stay_together",
-    "cli/test_draw.py::test_a_refusal_is_told_by_what_was_typed_and_has_a_hint_only_where_it_adds_something",
+    "cli/test_draw.py::test_a_refusal_names_what_was_typed_and_has_a_hint_where_it_adds_something",
 )
 def test_a_checkpoint_makes_layers_of_a_picture_and_needs_one(family: ProcessFamily, tmp_path: Path) -> None:
     (tmp_path / "poster.png").write_bytes(media_files.picture(2, 64, 64))

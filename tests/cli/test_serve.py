@@ -1,7 +1,8 @@
-"""`omnistage serve` from start to end."""
+"""`omnistage serve` from start to end, and the keeper of each process, which starts it again."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -12,7 +13,9 @@ import struct
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import ProxyHandler, build_opener
 
@@ -20,12 +23,21 @@ import pytest
 
 from helpers import lengths
 from helpers.command import omnistage
-from helpers.processes import ProcessFamily, StartedProcess, wait_end
+from helpers.hanging import ENDING, HOLD
+from helpers.output import COMMAND
+from helpers.ports import take_address
+from helpers.processes import ProcessFamily, StartedProcess, busy_cores, few_descriptors, open_files, wait_end
+from helpers.servers import stage_stub
 from helpers.serving import ServeProcess, pid_of, serving
 from helpers.toy_pipeline import toy_pipeline
+from helpers.waiting import until
+from omnistage.cli.stack import processes
+from omnistage.cli.stack.processes import Child, Keeper
 from omnistage.cli.stack.resources import OOM_SCORE, bound_text, mapped, memory_of_machine, router_bounds, stage_bounds
 from omnistage.client import Omni
 from omnistage.client.connection import Replica
+from omnistage.client.errors import StackError
+from omnistage.v1 import stage_pb2
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS, HEADERS, END_HEADERS = 4, 1, 4
@@ -77,6 +89,11 @@ def alone(tmp_path: Path) -> str:
     return toy_pipeline(tmp_path)
 
 
+def answers(address: str) -> str:
+    with Omni(address=address) as omni:
+        return omni.generate("Hi").text
+
+
 def oom_score(pid: int) -> int:
     return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
@@ -107,8 +124,7 @@ def test_it_serves_until_it_is_told_to_end(family: ProcessFamily, alone: str, na
     with serving(family, alone) as server:
         first = server.line()
         assert first.startswith("serving on ")
-        with Omni(address=first.split()[2]) as omni:
-            assert omni.generate("Hi").text
+        assert answers(first.split()[2])
         server.send_signal(number)
         # The answer may still count as running: the client has all of it a moment before the router has closed its account.
         assert server.report("ending ").partition(":")[0] == f"on {number.name}"
@@ -124,15 +140,12 @@ def test_a_signal_that_was_ignored_before_stays_ignored(family: ProcessFamily, a
     with serving(family, alone, through=ignoring) as server:
         address = server.address()
         server.send_signal(number)
-        with Omni(address=address) as omni:
-            assert omni.generate("Hi").text
+        assert answers(address)
         server.terminate()
         assert server.report("ending ").partition(":")[0] == "on SIGTERM"
 
 
-@lengths.long_form(
-    "cli/test_serve.py::test_what_dies_is_started_again_at_its_address", unkept="a stack goes on where nobody reads its output any more"
-)
+@lengths.long_form("cli/test_serve.py::test_what_dies_is_started_again_at_its_address", unkept="nobody needs to read its output")
 def test_a_stack_outlives_whoever_read_its_output(family: ProcessFamily, alone: str) -> None:
     with serving(family, alone, "--replicas", "thinker=2") as server:
         address = server.address()
@@ -199,8 +212,7 @@ def test_a_router_that_dies_is_started_again_at_its_port(family: ProcessFamily, 
             os.kill(router, signal.SIGKILL)
             assert server.report("lost ") == f"router (pid {router}) ended with signal SIGKILL"
             assert server.report("restarted ").startswith("router (pid ")
-            with Omni(address=address) as omni:
-                assert omni.generate("Hi").text
+            assert answers(address)
 
 
 @pytest.mark.parametrize(("gib", "bound_gib"), [(1, 2), (2, 2), (4, 3), (8, 6), (15, 11.25), (16, 12), (1024, 12)])
@@ -247,15 +259,11 @@ def test_a_server_that_needs_more_memory_than_it_may_have_ends_alone(family: Pro
             header_bomb(target, 1000)
             assert server.report("lost ") == f"{name} (pid {pid}) ended with signal SIGABRT{bound_text(memory_bytes)}"
             assert server.report("restarted ").startswith(f"{name} (pid ")
-            with Omni(address=address) as omni:
-                assert omni.generate("Hi").text
+            assert answers(address)
         assert resource.prlimit(pid_of("omnistage.router", family), resource.RLIMIT_DATA)[0] == bound
 
 
-@lengths.long_form(
-    "cli/test_several.py::test_the_end_takes_a_pipeline_along_that_is_starting",
-    unkept="the end wins where all that has died is being started again",
-)
+@lengths.long_form("cli/test_several.py::test_the_end_takes_a_pipeline_along_that_is_starting", unkept="all of it is being started again")
 @lengths.one_or_all("delay", ["0", "0.05", "0.15", "0.4"])
 def test_the_end_wins_over_a_start(family: ProcessFamily, alone: str, delay: str, seed: int) -> None:
     """Whatever is being started again when the stack is told to end: nothing is left."""
@@ -267,10 +275,7 @@ def test_the_end_wins_over_a_start(family: ProcessFamily, alone: str, delay: str
         time.sleep(delay_s)
 
 
-@lengths.long_form(
-    "cli/test_several.py::test_one_that_cannot_start_is_told_and_the_others_go_on",
-    unkept="a stack goes on with the second replica and ends with the last one",
-)
+@lengths.long_form("cli/test_several.py::test_one_that_cannot_start_is_told_and_the_others_go_on", unkept="it ends with the last replica")
 def test_a_process_that_cannot_start_again_is_given_up(family: ProcessFamily, alone: str) -> None:
     """Its port is taken by another one. The stack goes on with the second replica of its kind, and ends with the last one."""
     cannot_start = "{} cannot start: cannot listen on {}: the port is taken by "
@@ -290,8 +295,7 @@ def test_a_process_that_cannot_start_again_is_given_up(family: ProcessFamily, al
         take_over(thinkers[1], taken)
         assert server.report("given up ").startswith(cannot_start.format("thinker-1", thinkers[1].address))
         assert server.wait(30) == 1
-        assert server.stderr is not None
-        assert "error: thinker-1 cannot start" in server.stderr.read()
+        assert server.stderr is not None and "error: thinker-1 cannot start" in server.stderr.read()
 
 
 def test_a_killed_launcher_takes_its_processes_along(family: ProcessFamily, alone: str) -> None:
@@ -309,7 +313,7 @@ def test_the_ready_line_and_the_lifeline(family: ProcessFamily, alone: str) -> N
     ready_read, ready_write = os.pipe()
     lifeline_read, lifeline_write = os.pipe()
     words = ["serve", alone, "--address", "127.0.0.1:0", "--ready-fd", str(ready_write), "--lifeline-fd", str(lifeline_read)]
-    with StartedProcess([sys.executable, "-m", "omnistage.cli", *words], pass_fds=(ready_write, lifeline_read)) as server:
+    with StartedProcess([*COMMAND, *words], pass_fds=(ready_write, lifeline_read)) as server:
         os.close(ready_write)
         os.close(lifeline_read)
         with os.fdopen(ready_read) as ready:
@@ -329,3 +333,109 @@ def test_a_stack_that_others_reach_says_so(family: ProcessFamily, alone: str) ->
         page = server.report("page:").split()[0]
         with build_opener(ProxyHandler({})).open(f"{page}/ready", timeout=60) as ready:
             assert ready.status == 200 and "//127.0.0.1:" in page
+
+
+# The keeper
+
+
+QUESTIONS = processes.MAX_UNANSWERED + 2
+"""That a sound process is asked: more than would end one that hangs."""
+
+
+@dataclass
+class KeptTalker:
+    """A toy Talker with its keeper. told: what the keeper said."""
+
+    child: Child
+    told: asyncio.Queue[tuple[str, str]]
+
+    async def described(self) -> int:
+        """The pid that answers there."""
+        async with stage_stub(self.child.address) as stub:
+            return (await stub.Describe(stage_pb2.DescribeRequest(), timeout=60, wait_for_ready=True)).pid
+
+
+@asynccontextmanager
+async def kept(log: Path) -> AsyncIterator[KeptTalker]:
+    words, variables = ["omnistage.talker", "--family", "toy"], {**os.environ, **ENDING}
+    child = Child("talker", "helpers.hanging", words, take_address(), "127.0.0.1:0", log, variables)
+    lifeline = os.pipe()
+    told: asyncio.Queue[tuple[str, str]] = asyncio.Queue(100)
+    try:
+        await child.start(lifeline[0])
+        keeping = asyncio.create_task(Keeper(child, lifeline[0], lambda what, text: told.put_nowait((what, text))).keep())
+        try:
+            yield KeptTalker(child, told)
+        finally:
+            keeping.cancel()
+            await asyncio.wait({keeping})
+    finally:
+        await child.stop(5.0)
+        for fd in lifeline:
+            os.close(fd)
+
+
+async def test_a_process_whose_python_stands_still_is_killed_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own watchdog stands still too, and gRPC's threads keep its connections: nobody else would ever end it."""
+    monkeypatch.setattr(processes, "PERIOD_S", 0.5)
+    async with kept(tmp_path / "log") as server, asyncio.timeout(90):
+        held = server.child.pid
+        assert await server.described() == held
+        os.kill(held, HOLD)
+        assert await server.told.get() == ("lost", f"talker (pid {held}) did not answer for 3 s and was killed")
+        what, _ = await server.told.get()
+        assert what == "restarted"
+        assert await server.described() == server.child.pid != held
+        events = [json.loads(line)["event"] for line in (tmp_path / "log").read_text().splitlines() if line.startswith("{")]
+        assert "thread.wedged" not in events and events.count("server.ready") == 2
+
+
+async def test_a_process_that_is_stopped_while_it_starts_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is continued soon is left alone."""
+    monkeypatch.setattr(processes, "PERIOD_S", 0.2)
+    async with kept(tmp_path / "log") as server, asyncio.timeout(90):
+        for is_continued in (False, True):
+            running = server.child.pid
+            os.kill(running, signal.SIGKILL)
+            assert (await server.told.get())[0] == "lost"
+            await until(lambda running=running: server.child.pid != running)  # type: ignore[misc]
+            os.kill(server.child.pid, signal.SIGSTOP)
+            if is_continued:
+                await asyncio.sleep(2 * processes.PERIOD_S)
+                os.kill(server.child.pid, signal.SIGCONT)
+            else:
+                end = "talker was stopped by a signal for 1.2 s while it started and was killed"
+                assert await server.told.get() == ("failed", end)
+            assert (await server.told.get())[0] == "restarted"
+            assert await server.described() == server.child.pid
+
+
+@lengths.long_form("cli/test_serve.py::test_a_keeper_that_was_held_up_itself_blames_nobody", unkept="busy cores end no process")
+@pytest.mark.serial
+async def test_a_busy_machine_ends_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "PERIOD_S", 0.5)
+    async with kept(tmp_path / "log") as server:
+        with busy_cores():
+            await asyncio.sleep(QUESTIONS * processes.PERIOD_S)
+            assert await server.described() == server.child.pid
+        assert server.told.empty()
+
+
+async def test_a_keeper_that_was_held_up_itself_blames_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "PERIOD_S", 0.25)
+    async with kept(tmp_path / "log") as server:
+        await asyncio.sleep(processes.PERIOD_S)
+        time.sleep(2 * processes.MAX_UNANSWERED * processes.PERIOD_S)  # noqa: ASYNC251
+        await asyncio.sleep(2 * processes.PERIOD_S)
+        assert server.told.empty() and await server.described() == server.child.pid
+
+
+@pytest.mark.parametrize("room", range(6))
+async def test_without_descriptors_it_says_that_it_cannot_be_started(room: int, capfd: pytest.CaptureFixture[str]) -> None:
+    """Whichever it is that cannot be had: a pipe, the log, or what Python needs for a process."""
+    child = Child("talker", "omnistage.talker", [], "127.0.0.1:0", "127.0.0.1:0", Path(os.devnull))
+    before = open_files()
+    with few_descriptors(room), pytest.raises(StackError, match=r"^talker cannot be started: \[Errno 24\] Too many open files"):
+        await child.start(0)
+    await asyncio.sleep(0)
+    assert open_files() - before == set() and capfd.readouterr() == ("", "")

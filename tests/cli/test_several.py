@@ -19,6 +19,7 @@ from helpers.loading import loading_pipeline, reading
 from helpers.output import COMMAND
 from helpers.processes import ProcessFamily, StartedProcess
 from helpers.serving import serving
+from helpers.toy_pipeline import toy_pipeline
 from omnistage.cli.console import Notices
 from omnistage.cli.stack.layout import Layout, PipelineLayout, ServerOptions, StageLayout, by_stage
 from omnistage.cli.stack.pipelines import Choice, layout_of
@@ -27,17 +28,6 @@ from omnistage.client import Omni
 from omnistage.client.connection import LOCAL_ADDRESS
 from omnistage.client.errors import BadRequestError, StackError, StartingError
 from omnistage.models.toy import formulas
-
-
-def write(folder: Path, name: str, *, length: int = 24, family: str = "toy") -> str:
-    """The file of a pipeline of one Thinker."""
-    path = folder / f"{name}.yaml"
-    options = f", options: {{length: {length}}}" if family == "toy" else ""
-    path.write_text(
-        f"name: {name}\ndescription: Of a test.\ninputs: [text]\noutputs: [text]\n"
-        f"stages: [{{kind: thinker, family: {family}{options}}}]\ndefaults: {{thinker: {{max_tokens: 256}}}}\n"
-    )
-    return str(path)
 
 
 def test_one_address_answers_and_draws(family: ProcessFamily) -> None:
@@ -77,7 +67,7 @@ def test_the_end_takes_a_pipeline_along_that_is_starting(family: ProcessFamily, 
 def test_one_that_cannot_start_is_told_and_the_others_go_on(family: ProcessFamily, tmp_path: Path) -> None:
     file, pipe = loading_pipeline(tmp_path)
     pipe.unlink()  # The file that its model is to read is missing.
-    with serving(family, write(tmp_path, "one"), str(file), write(tmp_path, "two"), environment=ENVIRONMENT) as server:
+    with serving(family, toy_pipeline(tmp_path, "one"), str(file), toy_pipeline(tmp_path, "two"), environment=ENVIRONMENT) as server:
         address = server.address()
         failed = server.report("failed ")
         assert failed.startswith("loading: loading-thinker ") and failed.endswith("It is started again in 5 s")
@@ -88,10 +78,7 @@ def test_one_that_cannot_start_is_told_and_the_others_go_on(family: ProcessFamil
         assert server.report("failed ").endswith("It is started again in 10 s")
 
 
-@lengths.long_form(
-    "cli/test_several.py::test_one_that_cannot_start_is_told_and_the_others_go_on",
-    unkept="one that has served is started again after it was given up",
-)
+@lengths.long_form("cli/test_several.py::test_one_that_cannot_start_is_told_and_the_others_go_on", unkept="also one that has served")
 def test_one_that_was_given_up_is_started_again(family: ProcessFamily, tmp_path: Path) -> None:
     file, pipe = loading_pipeline(tmp_path)
     with serving(family, "toy-picture", str(file), environment=ENVIRONMENT) as server:
@@ -121,7 +108,7 @@ def test_one_that_was_given_up_is_started_again(family: ProcessFamily, tmp_path:
     unkept="both pipelines answer by one process",
 )
 def test_equal_stages_of_two_pipelines_are_the_same_processes(family: ProcessFamily, tmp_path: Path) -> None:
-    words = (write(tmp_path, "one"), write(tmp_path, "two"), write(tmp_path, "three", length=5))
+    words = (toy_pipeline(tmp_path, "one"), toy_pipeline(tmp_path, "two"), toy_pipeline(tmp_path, "three", length=5))
     with serving(family, *words, "--log-dir", str(tmp_path / "logs")) as server:
         address = server.address()
         assert [server.report("serving ") for _ in range(2)] == ["two", "three"]
@@ -138,7 +125,7 @@ def test_equal_stages_of_two_pipelines_are_the_same_processes(family: ProcessFam
 
 def test_a_setting_is_for_a_stage_of_one_pipeline_or_of_all(tmp_path: Path) -> None:
     choice = Choice(
-        [write(tmp_path, "one"), write(tmp_path, "two", length=5)],
+        [toy_pipeline(tmp_path, "one"), toy_pipeline(tmp_path, "two", length=5)],
         replicas=by_stage(["thinker=2", "two/thinker=3"], "--replicas"),
         settings={"gpu_memory_utilization": by_stage(["0.5", "thinker=0.6", "one/thinker=0.7"], "--gpu-memory-utilization")},
     )
@@ -148,7 +135,7 @@ def test_a_setting_is_for_a_stage_of_one_pipeline_or_of_all(tmp_path: Path) -> N
 
 
 def test_what_no_stage_has_and_what_is_there_twice_is_refused(tmp_path: Path) -> None:
-    files = [write(tmp_path, "one"), write(tmp_path, "two", length=5)]
+    files = [toy_pipeline(tmp_path, "one"), toy_pipeline(tmp_path, "two", length=5)]
     for choice, message in (
         (Choice(files, devices={"talker": "cpu"}), "--device: one has no talker; it has thinker; two has no talker; it has thinker"),
         (Choice(files, devices={"one/talker": "cpu"}), "--device: one has no talker; it has thinker"),
@@ -235,14 +222,11 @@ def test_several_pipelines_are_a_setting_like_any_other(tmp_path: Path) -> None:
     assert printed("--config", str(again)) == settings
 
 
-@lengths.long_form(
-    "client/test_private_stack.py::test_it_is_started_once_for_all_threads_that_ask",
-    unkept="lines that ask for nothing are answered with an error",
-)
+@lengths.long_form("client/test_private_stack.py::test_it_is_started_once_for_all_threads_that_ask", unkept="bad lines get an error")
 def test_an_owner_asks_for_pipelines_and_hears_of_each(family: ProcessFamily, tmp_path: Path) -> None:
     ready_read, ready_write = os.pipe()
     lifeline_read, lifeline_write = os.pipe()
-    words = ["serve", "toy-picture", write(tmp_path, "one"), "--address", "127.0.0.1:0"]
+    words = ["serve", "toy-picture", toy_pipeline(tmp_path, "one"), "--address", "127.0.0.1:0"]
     words += ["--ready-fd", str(ready_write), "--lifeline-fd", str(lifeline_read)]
     environment = {**os.environ, "OMNISTAGE_SERVE_NO_HTTP": "false"}  # All the same it takes none: it has an owner.
     command = [*COMMAND, *words]

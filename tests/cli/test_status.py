@@ -1,25 +1,39 @@
-"""`omnistage status` and `omnistage pipelines`: they start nothing, find what runs, and fit the terminal."""
+"""`omnistage status` and `omnistage pipelines`: they start nothing, find what runs, and fit the terminal; and metrics of a stack."""
 
 from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import ThreadingHTTPServer
 from pathlib import Path
+from socketserver import BaseRequestHandler
 from typing import Any
+from urllib.request import ProxyHandler, build_opener
 
 import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics_families
+from prometheus_client.parser import text_string_to_metric_families
 
 from helpers.command import omnistage
+from helpers.http_servers import running
+from helpers.metrics import value
 from helpers.output import object_of, refusal
 from helpers.processes import ProcessFamily
-from helpers.terminal import Terminal
+from helpers.terminal import terminal_after
+from omnistage.cli.show.metrics import StackCollector, serve_stack_metrics
 from omnistage.cli.show.tables import settings_lines
 from omnistage.cli.stack.served import Served, register_stack
 from omnistage.client import Omni
 from omnistage.client.connection import Replica
+from omnistage.client.errors import StackError
+from omnistage.host.metrics import serve_metrics
 
 WATCHED = """
 import json, os, sys
@@ -45,11 +59,9 @@ def watched(default_address: str, *words: str) -> subprocess.CompletedProcess[st
     return done
 
 
-def on_terminal(width: int, *words: str) -> list[str]:
+def lines_on_terminal(width: int, *words: str) -> list[str]:
     """The lines that a terminal of this width shows of the command."""
-    terminal = Terminal(width)
-    assert terminal.run(words) == 0, terminal.lines
-    return [line for line in terminal.lines if line]
+    return [line for line in terminal_after(*words, size=(width, 24)).lines if line]
 
 
 def objects(done: subprocess.CompletedProcess[str], key: str) -> list[dict[str, Any]]:
@@ -65,9 +77,7 @@ def test_status_where_nothing_runs(family: ProcessFamily, free_port: int) -> Non
     assert "omnistage serve" in hint and "--address" in hint
 
 
-def test_status_where_nothing_runs_names_stacks_elsewhere(
-    family: ProcessFamily, free_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stacks_elsewhere_are_named(family: ProcessFamily, free_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stacks of this user are named; a look at them that fails only costs the hint."""
     monkeypatch.setenv("OMNISTAGE_STATE", str(tmp_path / "state"))
     with register_stack(Served("127.0.0.1:7", os.getpid(), "toy", "", 5.0)):
@@ -95,7 +105,13 @@ def test_models_where_nothing_runs_are_those_that_come_with_it(family: ProcessFa
 def test_what_runs_at_the_default_address_is_found(toy_address: str) -> None:
     replicas = objects(watched(toy_address, "status", "--json"), "replicas")
     assert [replica["stage"] for replica in replicas] == ["thinker", "talker", "code2wav"]
+    keys = ["pipeline", "stage", "address", "pid", "state", "sessions", "queue", "transport", "settings"]
+    for replica in replicas:
+        assert list(replica) == keys and replica["state"] == "serving" and isinstance(replica["transport"], str)
+        assert Path(f"/proc/{replica['pid']}").is_dir()
     assert [model["name"] for model in objects(watched(toy_address, "pipelines", "--json"), "pipelines")] == ["toy"]
+    one_of_several = omnistage("status", "--json", "--address", f"no-such-host.invalid:50050,{toy_address}")
+    assert objects(one_of_several, "replicas") == replicas, "one known host of several is enough"
 
 
 @pytest.mark.parametrize(
@@ -112,11 +128,6 @@ def test_a_wrong_address_is_told_in_its_own_words(address: str, told: str) -> No
     lines = "\n".join(refusal("status", "--address", address))
     assert lines.startswith("error: --address: ") and told in lines
     assert "no server answers" not in lines, "nobody was waited for"
-
-
-def test_one_known_host_of_several_is_enough(toy_address: str) -> None:
-    done = omnistage("status", "--json", "--address", f"no-such-host.invalid:50050,{toy_address}")
-    assert len(objects(done, "replicas")) == 3
 
 
 def test_status_tells_what_every_stage_chose(toy_address: str) -> None:
@@ -156,7 +167,7 @@ def test_status_fits_the_terminal(toy_address: str, width: int, gone: set[str]) 
     with Omni(address=toy_address) as omni:
         omni.generate("Hi")  # so that there are transports to show
         replicas = omni.replicas()
-    header, *lines = on_terminal(width, "status", "--address", toy_address)
+    header, *lines = lines_on_terminal(width, "status", "--address", toy_address)
     assert not any("…" in line or len(line) > width for line in (header, *lines))
     assert len(lines) == len(replicas) and gone.isdisjoint(header.split())
     assert {"stage", "address", "state", "sessions"} <= set(header.split())
@@ -191,8 +202,7 @@ def test_status_of_two_pipelines_is_whole_on_a_small_terminal(
     monkeypatch.setenv("OMNISTAGE_STATE", state)
     with Omni(address=address) as omni:
         replicas = omni.replicas()
-    terminal = Terminal(*size)
-    assert terminal.run(("status", "--address", address)) == 0
+    terminal = terminal_after("status", "--address", address, size=size)
     assert len(terminal.lines) < max(size[1], 12)
     assert all(len(line) < size[0] and "…" not in line for line in terminal.lines)
     words = " ".join(terminal.lines).replace(":", " ").split()
@@ -204,16 +214,116 @@ def test_status_of_two_pipelines_is_whole_on_a_small_terminal(
 
 
 def test_status_tells_settings_on_request(two_pipelines: tuple[str, str]) -> None:
-    terminal = Terminal(40, 10)
-    assert terminal.run(("status", "-v", "--address", two_pipelines[0])) == 0
+    terminal = terminal_after("status", "-v", "--address", two_pipelines[0], size=(40, 10))
     assert {"family", "device", "threads"} <= set(" ".join(terminal.lines).replace(",", " ").split())
 
 
 @pytest.mark.parametrize("words", ["pipelines", "list"])
 def test_a_list_that_does_not_fit_into_columns_has_lines_for_each_row(words: str) -> None:
-    terminal = Terminal(40, 10)
-    assert terminal.run((words,)) == 0
+    terminal = terminal_after(words, size=(40, 10))
     (start,) = [number for number, line in enumerate(terminal.lines) if line == "smol"]
     told = " ".join(line.strip() for line in terminal.lines[start:])
     assert "takes: text gives: text, audio" in told
     assert all(len(line) <= 40 for line in terminal.lines)
+
+
+# The pages of several processes as one
+
+
+def serving(name: str, count: int) -> str:
+    """The address of a page of one process."""
+    registry = CollectorRegistry()
+    Counter("seen", 'Said with "quotes", a \\ and\na second line.', ("who",), registry=registry).labels(who=f'the "{name}" \\').inc(count)
+    Histogram("took_seconds", "How long.", registry=registry, buckets=(1, 2)).observe(count)
+    if name == "router":
+        Gauge("places", "Of the router alone.", registry=registry).set(7)
+    return f"127.0.0.1:{serve_metrics('127.0.0.1', 0, registry)}"
+
+
+def page(addresses: Mapping[str, str], accept: str = "text/plain") -> str:
+    """The launcher's page of metrics."""
+    shown = serve_stack_metrics("127.0.0.1:0", lambda: addresses)
+    opener = build_opener(ProxyHandler({}))
+    opener.addheaders = [("Accept", accept)]
+    with opener.open(f"http://{shown}/metrics", timeout=60) as response:
+        text: str = response.read().decode()
+        return text
+
+
+@contextmanager
+def saying(answer: bytes | None) -> Iterator[str]:
+    """A server that says this to each of its visitors, whatever they ask; None: that says nothing."""
+    over = threading.Event()
+
+    class Visit(BaseRequestHandler):
+        def handle(self) -> None:
+            if answer is None:
+                over.wait(60)
+            else:
+                self.request.recv(1 << 16)
+                self.request.sendall(answer)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Visit)
+    with running([server], over):
+        yield f"127.0.0.1:{server.server_port}"
+
+
+def test_families_of_all_processes_are_merged_and_every_sample_says_whose_it_is() -> None:
+    text = page({"talker-0": serving("talker", 1), "talker-1": serving("talker", 2), "router": serving("router", 3)})
+    lines = text.splitlines()
+    for name in ("seen_total", "took_seconds", "places", "omnistage_process_up", "process_cpu_seconds_total"):
+        assert [line.split()[1] for line in lines if line.split()[:1] == ["#"] and line.split()[2] == name] == ["HELP", "TYPE"], name
+    families = list(text_string_to_metric_families(text))
+    assert all("process" in sample.labels for family in families for sample in family.samples)
+    assert value(families, "seen_total", process="talker-1", who='the "talker" \\') == 2
+    assert [family.documentation for family in families if family.name == "seen"] == ['Said with "quotes", a \\ and\na second line.']
+    assert value(families, "took_seconds_bucket", process="router", le="2.0") == 0
+    assert (value(families, "took_seconds_count", process="router"), value(families, "places")) == (1, 7)
+    assert {value(families, "omnistage_process_up", process=name) for name in ("talker-0", "talker-1", "router", "launcher")} == {1}
+
+
+def test_the_page_is_good_in_the_other_format_too() -> None:
+    text = page({"router": serving("router", 3)}, accept="application/openmetrics-text; version=1.0.0")
+    assert value(list(open_metrics_families(text)), "seen_total", process="router") == 3
+
+
+ANSWERS = {
+    "nothing": None,
+    "hangs up": b"",
+    "no HTTP": b"nonsense\r\n\r\n",
+    "an error": b"HTTP/1.0 500 Oh\r\nContent-Length: 13\r\n\r\nseen_total 1\n",
+    "no metrics": b"HTTP/1.0 200 OK\r\nContent-Length: 18\r\n\r\nthis is { no page\n",
+    "no text": b"HTTP/1.0 200 OK\r\nContent-Length: 3\r\n\r\n\xff\xfe\n",
+    "cut off": b"HTTP/1.0 200 OK\r\nContent-Length: 99\r\n\r\nseen_total 1\n",
+    "too long": b"HTTP/1.0 200 OK\r\nContent-Length: 99999999999\r\n\r\nseen_total 1\n",
+    "no length": b"HTTP/1.0 200 OK\r\n\r\nseen_total 1\n",
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_process_that_gives_no_page_is_left_out_and_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omnistage.cli.show.metrics.SILENCE_S", 0.3)
+    good = serving("talker", 5)
+    with saying(ANSWERS[name]) as bad:
+        families = list(text_string_to_metric_families(page({"bad": bad, "ended": "", "talker": good})))
+    assert {name: value(families, "omnistage_process_up", process=name) for name in ("bad", "ended")} == {"bad": 0, "ended": 0}
+    assert {sample.labels["process"] for family in families if family.name == "seen" for sample in family.samples} <= {"talker"}
+
+
+def test_a_look_ends_in_time_however_many_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than there are threads to ask them with: the last are not even asked."""
+    monkeypatch.setattr("omnistage.cli.show.metrics.FETCHERS", 2)
+    monkeypatch.setattr("omnistage.cli.show.metrics.SILENCE_S", 1.0)
+    monkeypatch.setattr("omnistage.cli.show.metrics.LOOK_S", 0.5)
+    with saying(None) as silent:
+        families = list(StackCollector(lambda: {str(number): silent for number in range(20)}).collect())
+    assert [value(families, "omnistage_process_up", process=str(number)) for number in range(20)] == [0] * 20
+    assert value(families, "omnistage_process_up", process="launcher") == 1
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(StackError, match=f"cannot listen on {address} for metrics") as failed:
+            serve_stack_metrics(address, dict)
+    assert "--metrics" in failed.value.hint

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -57,7 +58,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 class Hostile(omni_pb2_grpc.OmniServiceServicer):
     """Says what steers a terminal wherever it may say anything. fails: by errors, too."""
 
-    fails = False
+    def __init__(self, *, fails: bool) -> None:
+        self.fails = fails
 
     def ListModels(self, request: omni_pb2.ListModelsRequest, context: grpc.ServicerContext) -> omni_pb2.ListModelsResponse:
         self._fail(context)
@@ -91,9 +93,7 @@ class Hostile(omni_pb2_grpc.OmniServiceServicer):
 def hostile_address(request: pytest.FixtureRequest) -> Iterator[str]:
     with ThreadPoolExecutor(4) as threads:
         server = grpc.server(threads)
-        servicer = Hostile()
-        servicer.fails = request.param
-        omni_pb2_grpc.add_OmniServiceServicer_to_server(servicer, server)
+        omni_pb2_grpc.add_OmniServiceServicer_to_server(Hostile(fails=request.param), server)
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         yield f"127.0.0.1:{port}"
@@ -139,8 +139,7 @@ def test_no_command_lets_words_steer_the_terminal(command: str, hostile_address:
 @pytest.mark.parametrize("hostile_address", [False], indirect=True)
 def test_names_can_still_be_read_and_copied(hostile_address: str) -> None:
     terminal = run("voices", hostile_address)
-    assert terminal.exit_code == 0
-    assert "\\x1b]0;TITLE\\x07" in " ".join(terminal.lines)
+    assert terminal.exit_code == 0 and "\\x1b]0;TITLE\\x07" in " ".join(terminal.lines)
     assert "[/nothing] [link=file:///etc/passwd]click[/link] [bold] \\[x]" in " ".join(terminal.lines)
 
 
@@ -200,13 +199,10 @@ def test_servers_on_a_terminal_guard_it_too() -> None:
         process.stdin.write(EVIL.encode())
         process.stdin.close()
         written = b""
-        try:
+        with suppress(OSError):  # Linux says EIO when the last writer is gone
             while piece := terminal.read(65536):
                 written += piece
-        except OSError:  # Linux says EIO when the last writer is gone
-            pass
-    for said in (b"failed", b"of a library", b"Traceback", b"UserWarning"):
-        assert said in written
+    assert all(text in written for text in (b"failed", b"of a library", b"Traceback", b"UserWarning"))
     assert obeyed(written) == []
 
 

@@ -1,14 +1,18 @@
-"""The command as a person at a terminal sees it, through a real pseudo-terminal, and the lines that stay of a long answer."""
+"""The command as a person at a terminal sees it, and Ctrl-C at any moment: nothing is left, nothing half is there."""
 
 from __future__ import annotations
 
-import json
+import asyncio
 import os
+import random
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
+import time
+import wave
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,20 +22,23 @@ import pytest
 import soundfile
 
 from helpers import lengths
-from helpers.processes import ProcessFamily
+from helpers.command import omnistage
+from helpers.output import COMMAND, names, object_of
+from helpers.peer import PlayingPeer, listening
+from helpers.processes import ProcessFamily, StartedProcess
 from helpers.servers import stack
 from helpers.sink import Sink
 from helpers.talking import Person
-from helpers.terminal import CTRL_C, Terminal, words_of
+from helpers.terminal import CTRL_C, Terminal, terminal_after, words_of
 from helpers.toy_pipeline import toy_pipeline
 from omnistage.cli.make.screen import SPINNER
 from omnistage.client import Omni, find_loudspeaker
+from omnistage.models.fetch.disk import PREFIX
 from omnistage.models.toy import formulas
 
 
 def test_the_answer_grows_above_a_line_that_shows_the_sound(toy_address: str) -> None:
-    terminal = Terminal(200, 24)
-    assert terminal.run(("ask", "Hi", "--seed", "1", "--address", toy_address)) == 0
+    terminal = terminal_after("ask", "Hi", "--seed", "1", "--address", toy_address, size=(200, 24))
     assert b"thinking" in terminal.written and b"speaking" in terminal.written
     *answer, figures = terminal.lines
     assert figures.startswith("ttft")
@@ -39,76 +46,64 @@ def test_the_answer_grows_above_a_line_that_shows_the_sound(toy_address: str) ->
 
 
 def test_starting_a_stack_shows_each_process(family: ProcessFamily) -> None:
-    terminal = Terminal()
-    assert terminal.run(("ask", "Hi", "--pipeline", "toy", "--text-only")) == 0
-    for name in (b"thinker", b"talker", b"code2wav", b"router"):
-        assert name in terminal.written
+    written = terminal_after("ask", "Hi", "--pipeline", "toy", "--text-only").written
+    assert all(name in written for name in (b"thinker", b"talker", b"code2wav", b"router"))
     assert family.pids() == []
 
 
 def test_ctrl_c_ends_the_call_and_its_stack(family: ProcessFamily, tmp_path: Path) -> None:
-    terminal = Terminal()
-    assert terminal.run(("ask", "Hi", "--pipeline", toy_pipeline(tmp_path), "--max-tokens", "32768"), Person(("router", CTRL_C))) == 130
-    assert b"Traceback" not in terminal.written
+    words = ("ask", "Hi", "--pipeline", toy_pipeline(tmp_path), "--max-tokens", "32768")
+    terminal_after(*words, meanwhile=Person(("router", CTRL_C)), code=130)
     assert family.wait_ended() == []
 
 
 def test_something_turns_until_the_first_word(tmp_path: Path) -> None:
-    terminal = Terminal()
-    assert terminal.run(("ask", "Hi", "--pipeline", toy_pipeline(tmp_path, interval_s=0.7, length=2))) == 0
+    terminal = terminal_after("ask", "Hi", "--pipeline", toy_pipeline(tmp_path, interval_s=0.7, length=2))
     shown = terminal.written.decode()
     assert sum(f"{turning} thinking" in shown for turning in SPINNER) >= 3
     assert "thinking" not in " ".join(terminal.lines)
 
 
 def test_an_answer_that_was_cut_says_so_and_what_to_do(toy_address: str) -> None:
-    terminal = Terminal()
-    assert terminal.run(("ask", "Hi", "--max-tokens", "7", "--address", toy_address)) == 0
-    assert "cut at 7 tokens; --max-tokens N lets it say more" in " ".join(terminal.lines)
-    whole = Terminal()
-    assert whole.run(("ask", "Hi", "--address", toy_address)) == 0
-    assert "cut at" not in " ".join(whole.lines)
+    cut, whole = (" ".join(terminal_after("ask", "Hi", *words, "--address", toy_address).lines) for words in (("--max-tokens", "7"), ()))
+    assert "cut at 7 tokens; --max-tokens N lets it say more" in cut and "cut at" not in whole
 
 
 def test_seeds_that_nobody_gave_are_short(toy_address: str) -> None:
-    command = [sys.executable, "-m", "omnistage.cli", "ask", "Hi", "--json", "--address", toy_address]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert 0 <= json.loads(done.stdout)["seed"] < 10**9
+    assert 0 <= object_of(omnistage("ask", "Hi", "--json", "--address", toy_address))["seed"] < 10**9
 
 
-def test_the_sound_is_heard_while_it_is_made(toy_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every sample once, in order, and the figures are there before all is heard."""
+@pytest.fixture
+def sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sink:
+    """A loudspeaker of the test's own."""
     sink = Sink(tmp_path / "sink")
     monkeypatch.setenv("OMNISTAGE_PLAYER", sink.variable)
-    terminal = Terminal(200)
-    assert terminal.run(("ask", "Hi", "--seed", "1", "--address", toy_address)) == 0
+    return sink
+
+
+def test_the_sound_is_heard_while_it_is_made(toy_address: str, sink: Sink) -> None:
+    """Every sample once, in order, and the figures are there before all is heard."""
+    terminal = terminal_after("ask", "Hi", "--seed", "1", "--address", toy_address, size=(200, 24))
     with Omni(address=toy_address) as omni:
         audio = omni.generate("Hi", seed=1).audio
-    assert audio is not None
-    assert np.array_equal(sink.samples(), audio.samples)
+    assert audio is not None and np.array_equal(sink.samples(), audio.samples)
     assert terminal.lines[-1].startswith("ttft")
 
 
 @pytest.mark.parametrize("words", [("--no-play",), ("--text-only",), ("--json",), ("--out", "OUT.wav")])
 def test_nothing_is_played_where_nobody_wants_to_hear(
-    toy_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+    toy_address: str, tmp_path: Path, sink: Sink, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
-    sink = Sink(tmp_path / "sink")
-    monkeypatch.setenv("OMNISTAGE_PLAYER", sink.variable)
     monkeypatch.chdir(tmp_path)
-    terminal = Terminal()
-    assert terminal.run(("ask", "Hi", "--address", toy_address, *words)) == 0
+    terminal_after("ask", "Hi", "--address", toy_address, *words)
     assert not list((tmp_path / "sink").iterdir())
 
 
-def test_ctrl_c_silences_what_is_still_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_silences_what_is_still_heard(tmp_path: Path, sink: Sink) -> None:
     """The answer is complete, half a minute of it is to be heard; only listening to it ends."""
-    sink = Sink(tmp_path / "sink")
-    monkeypatch.setenv("OMNISTAGE_PLAYER", sink.variable)
     path = toy_pipeline(tmp_path, length=160, samples_per_frame=4800)
-    terminal = Terminal(200)
     words = ("ask", "Hi", "--seed", "1", "--pipeline", path, "--out", str(tmp_path / "whole.wav"), "--play")
-    assert terminal.run(words, Person(("playing, ", CTRL_C))) == 130
+    terminal = terminal_after(*words, size=(200, 24), meanwhile=Person(("playing, ", CTRL_C)), code=130)
     assert b"ttft" in terminal.written
     whole, _ = soundfile.read(tmp_path / "whole.wav", dtype="float32")
     heard = sink.samples()
@@ -119,14 +114,12 @@ def test_without_a_loudspeaker_it_says_how_to_keep_the_sound(toy_address: str, m
     monkeypatch.delenv("OMNISTAGE_PLAYER")
     if find_loudspeaker() is not None:
         pytest.skip("something plays here")
-    terminal = Terminal()
-    assert terminal.run(("ask", "Hi", "--address", toy_address)) == 0
+    terminal = terminal_after("ask", "Hi", "--address", toy_address)
     assert "no loudspeaker here; --out F.wav keeps the sound" in " ".join(terminal.lines)
 
 
 def test_figures_break_between_two_figures(toy_address: str) -> None:
-    terminal = Terminal(48)
-    assert terminal.run(("ask", "Hi", "--seed", "123456789", "--address", toy_address)) == 0
+    terminal = terminal_after("ask", "Hi", "--seed", "123456789", "--address", toy_address, size=(48, 24))
     figures = terminal.lines[next(number for number, line in enumerate(terminal.lines) if line.startswith("ttft")) :]
     assert len(figures) > 1 and "seed 123456789" in figures[-1]
     assert all(re.fullmatch(r"[a-z0-9]+ .*", line) and not line.endswith("·") for line in figures)
@@ -175,8 +168,7 @@ def test_a_long_text_leaves_its_own_lines_and_no_more(toy_address: str, columns:
 
 
 def test_an_answer_of_a_model_leaves_its_own_lines_and_no_more(toy_address: str) -> None:
-    terminal = Terminal(40, 10)
-    assert terminal.run(("ask", "Tell me a long story.", "--seed", "1", "--max-tokens", "160", "--address", toy_address)) == 0
+    terminal = terminal_after("ask", "Tell me a long story.", "--seed", "1", "--max-tokens", "160", "--address", toy_address, size=(40, 10))
     lines = terminal.lines
     answer = lines[: next(number for number, line in enumerate(lines) if FIGURES.match(line))]
     expected = formulas.text(1, "Tell me a long story.", min(160, formulas.NATURAL_LENGTH))
@@ -263,3 +255,197 @@ def test_a_job_in_the_background_draws_nothing(toy_address: str) -> None:
         code = terminal.run(("say", "-", "--seed", "1", "--address", toy_address), None, stdin, under=shell)
     assert code == 0 and b"speaking" not in terminal.written and b"thinking" not in terminal.written
     assert words_of(terminal.lines[:-1])[: len(text.split())] == text.split()
+
+
+# Interrupts
+
+
+MOMENTS = 30
+TEXT = "one two three four five six"
+
+
+def imports(command: list[str], stop_after: int) -> tuple[int, list[bytes], int]:
+    """Run a command that tells of its imports; Ctrl-C after so many of them. Its exit code, what else it said, and how many they were."""
+    count, said = 0, []
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if not line.startswith(b"import time:"):
+                said.append(line)
+            elif count or b"omnistage.cli.interrupt" in line:
+                count += 1
+                if count == stop_after:
+                    process.send_signal(signal.SIGINT)
+        return process.wait(30), said, count
+
+
+@lengths.rounds(4, MOMENTS)
+def test_while_the_command_is_being_imported(free_port: int, seed: int, rounds: int) -> None:
+    """From the import after that of `interrupt` itself to the moment when it waits for a router that is not there."""
+    command = [sys.executable, "-X", "importtime", *COMMAND[1:], "ask", "Hi", "--address", f"127.0.0.1:{free_port}"]
+    code, said, count = imports([*command, "--timeout", "0.1"], 0)
+    assert (code, said[0][:6]) == (1, b"error:")
+    assert count > 10 * MOMENTS
+    first = 2 + random.Random(seed).randrange(count // rounds)
+    for moment in (2, *range(first, count, count // rounds)):
+        assert imports(command, moment)[:2] == (130, []), f"after import {moment} of {count}"
+
+
+AT_ONCE = """
+import os, runpy, signal, sys
+del sys.modules["signal"]
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == "signal":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+runpy.run_module("omnistage.cli", run_name="__main__")
+"""
+
+
+def test_before_the_command_has_handlers_of_its_own() -> None:
+    done = subprocess.run([sys.executable, "-c", AT_ONCE], capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
+
+
+def left() -> list[str]:
+    """Folders of logs: the family's own folder for temporary files has nothing else."""
+    return names(Path(os.environ["TMPDIR"]))
+
+
+def assert_whole(path: Path) -> None:
+    with wave.open(str(path)) as file:
+        assert file.getframerate() == formulas.SAMPLE_RATE_HZ
+        assert file.getnframes() == len(formulas.audio(1, TEXT, len(TEXT.split()))) > 0
+
+
+def wait_for_first_line(pid: int) -> None:
+    """Return when the command handles SIGTERM, which Python by itself does not: an interrupt of the interpreter's own start is not ours."""
+    deadline = time.monotonic() + 30
+    while True:
+        (caught,) = (line.split()[1] for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt"))
+        if int(caught, 16) >> (signal.SIGTERM - 1) & 1:
+            return
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@lengths.long_form(
+    "cli/test_terminal.py::test_while_the_command_is_being_imported",
+    "cli/test_terminal.py::test_in_the_middle_of_an_answer",
+    "cli/test_terminal.py::test_when_the_answer_is_there_it_stays",
+    "client/test_private_stack.py::test_it_ends_a_stack_whose_model_is_being_loaded",
+)
+@pytest.mark.timeout(900)
+@lengths.rounds(3, MOMENTS)
+def test_moments_in_the_life_of_a_call(family: ProcessFamily, tmp_path: Path, rounds: int) -> None:
+    """Shares of the time that a whole call took just before: the start of the stack, the answer, the files, the end of the stack."""
+    outcomes = []
+    whole_s = 0.0
+    for moment in range(-1, rounds):
+        folder = tmp_path / str(moment)
+        folder.mkdir()
+        out = folder / "x.wav"
+        command = [*COMMAND, "say", TEXT, "--seed", "1", "--pipeline", "toy", "--out", str(out)]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as call:
+            wait_for_first_line(call.pid)
+            begin_s = time.monotonic()
+            if whole_s:
+                time.sleep(moment / rounds * whole_s)
+                call.send_signal(signal.SIGINT)
+            _, said = call.communicate(timeout=60)
+            whole_s = whole_s or time.monotonic() - begin_s
+        if call.returncode == 130:
+            assert (names(folder), said) == ([], b"")
+        else:
+            assert (call.returncode, names(folder)) == (0, ["x.wav"]), said
+            assert_whole(out)
+        outcomes.append(call.returncode)
+        assert (family.wait_ended(), left()) == ([], [])
+    assert outcomes[:2] == [0, 130]
+
+
+def test_when_the_answer_is_there_it_stays(family: ProcessFamily, tmp_path: Path) -> None:
+    """A person presses Ctrl-C when the figures stand there, as the stack is being stopped."""
+    out = tmp_path / "x.wav"
+    shown = [b""]
+
+    def press(terminal: Terminal) -> None:
+        text = terminal.written.replace(b"^C", b"")  # The terminal shows the keys wherever the command is in its line.
+        if b"ttft" in text and text != shown[-1]:
+            terminal.press(CTRL_C)
+            shown.append(text)
+
+    terminal = terminal_after("say", TEXT, "--seed", "1", "--pipeline", "toy", "--out", str(out), meanwhile=press)
+    assert_whole(out)
+    assert b"wrote" in shown[-1] and b"Traceback" not in terminal.written
+    assert (left(), family.wait_ended()) == ([], [])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_in_the_middle_of_an_answer(tmp_path: Path, number: signal.Signals) -> None:
+    """Also for those who end it otherwise: a closed terminal, a supervisor."""
+    async with listening(PlayingPeer(6)) as wire:
+        words = ("ask", "Hi", "--out", str(tmp_path / "x.wav"), "--timeline", str(tmp_path / "x.png"), "--address", wire.address)
+        call = await asyncio.create_subprocess_exec(*COMMAND, *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
+        assert call.stdout is not None and await call.stdout.read(1)
+        assert len(names(tmp_path)) == 2
+        for _ in range(3):  # a person in a hurry
+            call.send_signal(number)
+        _, said = await asyncio.wait_for(call.communicate(), 60)
+    assert (call.returncode, said) == (128 + number, b"")
+    assert names(tmp_path) == []
+
+
+def test_a_signal_that_was_ignored_before_stays_ignored(toy_address: str, tmp_path: Path) -> None:
+    """As under nohup."""
+    ignoring = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    out = tmp_path / "x.wav"
+    command = [sys.executable, "-c", ignoring, *COMMAND, "say", TEXT, "--seed", "1", "--out", str(out), "--address", toy_address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as call:
+        assert call.stdout is not None and call.stdout.read(1)
+        call.send_signal(signal.SIGHUP)
+        call.communicate(timeout=60)
+    assert call.returncode == 0
+    assert_whole(out)
+
+
+# Logs
+
+
+def words(folder: Path) -> tuple[str, ...]:
+    """The words of a call with a stack of its own, of one stage."""
+    return ("ask", "Hi", "--pipeline", toy_pipeline(folder), "--text-only")
+
+
+def folders() -> list[Path]:
+    return sorted(Path(os.environ["TMPDIR"]).glob(f"{PREFIX}*"))
+
+
+@contextmanager
+def answering(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A call with a stack of its own, stopped at its first word."""
+    with StartedProcess[bytes]([*COMMAND, *words(folder)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as call:
+        assert call.stdout is not None and call.stdout.read(1)
+        call.send_signal(signal.SIGSTOP)
+        yield call
+        call.kill()
+
+
+def ask(folder: Path, *more: str) -> None:
+    done = omnistage(*words(folder), *more)
+    assert done.returncode == 0, done.stderr
+
+
+@lengths.long_form("models/test_owned.py::test_what_a_killed_process_leaves_goes_with_the_next_one", unkept="logs of a call are such")
+def test_the_logs_of_a_call_stay_while_it_runs_and_go_with_the_next_one_when_it_was_killed(family: ProcessFamily, tmp_path: Path) -> None:
+    with answering(tmp_path) as call:
+        (mine,) = folders()
+        ask(tmp_path)
+        assert folders() == [mine] and (mine / "router.log").is_file()
+        call.send_signal(signal.SIGKILL)
+        call.wait(30)
+    assert family.wait_ended() == []
+    assert folders() == [mine] and (mine / "router.log").is_file()
+    ask(tmp_path, "--verbose")  # It has no folder of its own.
+    assert folders() == []

@@ -101,11 +101,10 @@ def test_what_servers_need_comes_with_what_starts_them(extra: str) -> None:
     assert set(groups["server"]) <= set(groups[extra])
 
 
-@lengths.drawn_cells(
-    2, "server", ["omnistage.router", "omnistage.thinker", "omnistage.talker", "omnistage.code2wav", "omnistage.diffusion"]
-)
+@lengths.drawn_cells(2, "server", ["router", "thinker", "talker", "code2wav", "diffusion"])
 def test_a_server_says_what_to_install(server: str, tmp_path: Path) -> None:
-    done = subprocess.run([*bare_python(), "-m", server], env=bare_environment(tmp_path), capture_output=True, text=True, timeout=60)
+    command = [*bare_python(), "-m", f"omnistage.{server}"]
+    done = subprocess.run(command, env=bare_environment(tmp_path), capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ") and "pip install --find-links dist 'omnistage[server]'" in line
@@ -117,11 +116,8 @@ def test_a_router_starts_with_the_packages_of_servers_alone(tmp_path: Path) -> N
     assert (done.returncode, done.stderr) == (0, "") and "--pipeline" in done.stdout
 
 
-def test_it_is_that_of_the_package() -> None:
+def test_the_version_is_that_of_the_package() -> None:
     assert omnistage.client.__version__ == version("omnistage")
-
-
-def test_what_is_not_there_is_still_told() -> None:
     with pytest.raises(AttributeError, match="no attribute 'versoin'"):
         omnistage.client.versoin  # type: ignore[attr-defined]  # noqa: B018
 
@@ -174,7 +170,6 @@ def program_of(python: str) -> str:
 
 
 async def answers(command: list[str], variables: dict[str, str], address: str, folder: Path) -> dict[str, Any]:
-    """The answers that the program got."""
     film = folder / "film.mp4"
     film.write_bytes(MP4)
     os.truncate(film, 20 << 20)
@@ -225,9 +220,7 @@ def test_the_oldest_packages_need_nothing_beside_them_and_are_what_pyproject_beg
     found = {canonicalize_name(one.name): one for one in distributions(path=[str(folder)])}
     core = {canonicalize_name(Requirement(line).name): Requirement(line) for line in read_groups(apart.ROOT)[CORE]}
     assert found.keys() == core.keys()
-    packages: dict[str, lock.LockedPackage] = {
-        name: lock.LockedPackage(one.name, one.version, tuple(one.requires or ())) for name, one in found.items()
-    }
+    packages = {str(name): lock.LockedPackage(one.name, one.version, tuple(one.requires or ())) for name, one in found.items()}
     assert lock.find_unmet(map(str, core.values()), packages, PYTHON) == []
     for name, one in found.items():
         (floor,) = [spec.version for spec in core[name].specifier if spec.operator == ">="]

@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 from helpers import servers
-from helpers.doorkeeper import Doorkeeper
 from helpers.media_files import picture
+from helpers.peer import Doorkeeper
 from helpers.ports import take_address
 from helpers.servers import ServerProcess, family_logic, local_router, local_stage, toy_logic
 from omnistage.client import AsyncOmni, AudioChunk, Done, Film, Omni, Picture, Progress, VideoDelta, errors
@@ -82,18 +82,15 @@ async def test_asyncio(maker: Omni) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "stage"),
+    ("option", "value", "stage"),
     [
-        ({"max_tokens": 5}, "thinker"),
-        ({"voice": "x"}, "talker"),
-        ({"temperature": 0.5}, "thinker"),
-        ({"choice": ["a", "b"]}, "thinker"),
-        ({"sample_rate_hz": 8000}, "code2wav"),
+        *((name, value, "thinker") for name, value in (("max_tokens", 5), ("temperature", 0.5), ("choice", ["a", "b"]))),
+        *(("voice", "x", "talker"), ("sample_rate_hz", 8000, "code2wav")),
     ],
 )
-def test_what_a_drawing_has_no_use_for_is_refused(maker: Omni, options: Any, stage: str) -> None:
+def test_what_a_drawing_has_no_use_for_is_refused(maker: Omni, option: str, value: Any, stage: str) -> None:
     with pytest.raises(errors.BadRequestError, match="only draws") as error:
-        maker.generate("a hill", **options)
+        maker.generate("a hill", **{option: value})
     (violation,) = error.value.fields
     assert violation.field.partition(".")[0] == stage
 
@@ -164,9 +161,8 @@ NO_OPTIONS = {"prompt", "images"}
 
 def test_every_field_of_a_drawing_is_an_option() -> None:
     fields = {field.name: field for field in stage_pb2.DiffusionParams.DESCRIPTOR.fields}
-    assert {PROTO_NAMES.get(name, name) for name in DIFFUSION} == fields.keys() - NO_OPTIONS and set(DIFFUSION) <= set(
-        Options.__annotations__
-    )
+    assert {PROTO_NAMES.get(name, name) for name in DIFFUSION} == fields.keys() - NO_OPTIONS
+    assert set(DIFFUSION) <= set(Options.__annotations__)
     texts = {name for name, field in fields.items() if field.type == field.TYPE_STRING}
     said: dict[str, Any] = {name: "image/webp" if name in texts else 1 for name in DIFFUSION}
     said |= {"sigmas": [1.0, 0.5], "options": {"one": True, "two": 0.5, "three": 3, "four": "x"}}
@@ -176,9 +172,7 @@ def test_every_field_of_a_drawing_is_an_option() -> None:
     assert all(told[name] == stage_pb2.Media(media_type="image/png", data=picture(1)) for name in GUIDES)
     named = {PROTO_NAMES.get(name, name): value for name, value in said.items()}
     expected = {"prompt": "a hill", **named, "options": {"one": "true", "two": "0.5", "three": "3", "four": "x"}}
-    assert {name: told[name] for name in expected if name not in GUIDES} == {
-        name: expected[name] for name in expected if name not in GUIDES
-    }
+    assert {name: told[name] for name in expected if name not in GUIDES} == {name: expected[name] for name in {*expected} - {*GUIDES}}
     assert told.keys() == expected.keys()
     never = {"width", "height", "steps", "results", "preview_side", "frames", "frames_per_second", "seconds", "flow_shift"}
     assert set(DIFFUSION) & set(NEVER_ZERO) == never
@@ -382,10 +376,8 @@ def test_what_there_could_be_less_of_is_told_where_time_passed(maker: Omni) -> N
 
 
 def test_a_drawing_is_saved_by_itself(maker: Omni, tmp_path: Path) -> None:
-    for answer, hint in (
-        (maker.film(PROMPT, **OF_FILM), "answer.videos[0].save(path)"),
-        (maker.draw(PROMPT), "answer.images[0].save(path)"),
-    ):
+    drawn = maker.draw(PROMPT)
+    for answer, hint in ((maker.film(PROMPT, **OF_FILM), "answer.videos[0].save(path)"), (drawn, "answer.images[0].save(path)")):
         with pytest.raises(errors.RequestError, match="and has no sound") as error:
             answer.save(tmp_path / "x.wav")
         assert hint in error.value.hint

@@ -24,12 +24,8 @@ from omnistage.client import AsyncOmni, UnavailableError
 from omnistage.client.threads import is_of_another_loop
 
 PATIENCE_S = 60.0
-ENDS = {
-    "at once": "os._exit(0)",
-    "exit": "sys.exit(0)",
-    "collected": "gc.collect(); sys.exit(0)",
-    "exec": "os.execv(sys.executable, [sys.executable, '-c', ''])",
-}
+ENDS = {"at once": "os._exit(0)", "exit": "sys.exit(0)", "collected": "gc.collect(); sys.exit(0)"}
+ENDS["exec"] = "os.execv(sys.executable, [sys.executable, '-c', ''])"
 
 TELL = """
     import asyncio, faulthandler, gc, multiprocessing, os, sys, threading

@@ -20,9 +20,7 @@ import typer
 
 from helpers.chain import addresses_of
 from helpers.command import omnistage
-from helpers.doorkeeper import Doorkeeper
-from helpers.peer import PlayingPeer, Wire, listening
-from helpers.playing import playing
+from helpers.peer import Doorkeeper, PlayingPeer, Wire, listening, playing
 from helpers.processes import ProcessFamily
 from helpers.servers import all_free, family_logic, local_chain, local_router, local_stage
 from helpers.toy_pipeline import toy_pipeline

@@ -10,7 +10,7 @@ import shlex
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ from omnistage.client.loudspeaker import PLAYER_VARIABLE
 
 RATE = 24_000
 PATIENCE_S = 30.0
+Named = Callable[[str, str], None]
 
 
 @pytest.fixture(autouse=True)
@@ -69,19 +70,27 @@ def test_the_first_program_that_works_is_taken(silent: Path, monkeypatch: pytest
     assert f"-f FLOAT_LE -r {RATE} -c 1" in (silent / "words").read_text() and not (silent / "tried").exists()
 
 
-@pytest.mark.parametrize("script", ["exit 1", "echo 'audio open failed' >&2", "sleep 100"])
-def test_a_program_that_cannot_play_is_passed_over(silent: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+@pytest.fixture
+def player(silent: Path, monkeypatch: pytest.MonkeyPatch) -> Named:
+    """Makes a program the player that is named, before those of this machine."""
     monkeypatch.setenv("PATH", f"{silent / 'bin'}:/usr/bin:/bin")
-    monkeypatch.setenv(PLAYER_VARIABLE, "ffplay")
-    program(silent / "bin", "ffplay", script)
+
+    def named(name: str, script: str) -> None:
+        monkeypatch.setenv(PLAYER_VARIABLE, name)
+        program(silent / "bin", name, script)
+
+    return named
+
+
+@pytest.mark.parametrize("script", ["exit 1", "echo 'audio open failed' >&2", "sleep 100"])
+def test_a_program_that_cannot_play_is_passed_over(player: Named, script: str) -> None:
+    player("ffplay", script)
     with pytest.raises(NotAvailableError, match=r"OMNISTAGE_PLAYER=ffplay: it (ended with code 1|has no device|did not answer within 2 s)"):
         find_loudspeaker()
 
 
-def test_a_server_with_nothing_but_a_null_sink_plays_nothing(silent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", f"{silent / 'bin'}:/usr/bin:/bin")
-    monkeypatch.setenv(PLAYER_VARIABLE, "pacat")
-    program(silent / "bin", "pacat", "exit 0")
+def test_a_server_with_nothing_but_a_null_sink_plays_nothing(silent: Path, player: Named) -> None:
+    player("pacat", "exit 0")
     program(silent / "bin", "pactl", "echo Default Sink: auto_null")
     with pytest.raises(NotAvailableError, match="it has no device"):
         find_loudspeaker()
@@ -89,14 +98,12 @@ def test_a_server_with_nothing_but_a_null_sink_plays_nothing(silent: Path, monke
     assert find_loudspeaker() is not None
 
 
-def test_no_server_is_asked_where_none_listens(silent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_server_is_asked_where_none_listens(silent: Path, monkeypatch: pytest.MonkeyPatch, player: Named) -> None:
     monkeypatch.delenv("PULSE_SERVER")
     if Path("/run/pulse/native").exists() or Path(f"/run/user/{os.getuid()}/pulse/native").exists():
         pytest.skip("a PulseAudio server listens on this machine")
-    monkeypatch.setenv("PATH", f"{silent / 'bin'}:/usr/bin:/bin")
-    program(silent / "bin", "pacat", "exit 0")
+    player("pacat", "exit 0")
     program(silent / "bin", "pactl", f"touch {shlex.quote(str(silent / 'asked'))}")
-    monkeypatch.setenv(PLAYER_VARIABLE, "pacat")
     with pytest.raises(NotAvailableError, match="there is no such server here"):
         find_loudspeaker()
     assert not (silent / "asked").exists()
@@ -122,20 +129,15 @@ def test_a_command_is_taken_as_it_is(silent: Path, monkeypatch: pytest.MonkeyPat
         ("loud", RequestError, "OMNISTAGE_PLAYER=loud: no player of that name is known"),
         ("cat 'x {rate}", RequestError, "No closing quotation"),
         ("no-such-program {rate}", NotAvailableError, "there is no program no-such-program"),
+        ("aplay", NotAvailableError, "OMNISTAGE_PLAYER=aplay: it is not installed"),
     ],
 )
-def test_a_wrong_variable_is_told(monkeypatch: pytest.MonkeyPatch, value: str, kind: type[RequestError], says: str) -> None:
+def test_a_wrong_variable_is_told(silent: Path, monkeypatch: pytest.MonkeyPatch, value: str, kind: type[RequestError], says: str) -> None:
+    monkeypatch.setenv("PATH", str(silent))
     monkeypatch.setenv(PLAYER_VARIABLE, value)
     with pytest.raises(kind, match=says) as raised:
         find_loudspeaker()
-    assert raised.value.hint
-
-
-def test_a_known_player_that_is_not_there_is_told(silent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(silent))
-    monkeypatch.setenv(PLAYER_VARIABLE, "aplay")
-    with pytest.raises(NotAvailableError, match="OMNISTAGE_PLAYER=aplay: it is not installed"):
-        find_loudspeaker()
+    assert raised.value.hint or value == "aplay"
 
 
 def need(player: str) -> None:
@@ -156,20 +158,26 @@ pcm.recorder {{ type file slave.pcm {{ type null }} file "{file}" format raw }}
 """
 
 
-@pytest.mark.parametrize("player", ["sounddevice", "aplay", "play"])
-def test_alsa_gets_every_sample_once(silent: Path, monkeypatch: pytest.MonkeyPatch, seed: int, player: str) -> None:
-    need(player)
-    recorded = silent / "recorded.raw"
-    (silent / "alsa.conf").write_text(ALSA.format(file=recorded))
-    monkeypatch.setenv(PLAYER_VARIABLE, player)
+def play(seed: int) -> NDArray[np.float32]:
+    """A sound, played in pieces by the player that is named, through its end."""
     sound = np.random.default_rng(seed).uniform(0.1, 0.9, RATE).astype(np.float32)
     with Player() as opened:
         for piece in np.split(sound, 24):
             opened.write(Audio(piece, RATE))
     assert opened.heard.samples == len(sound)
+    return sound
+
+
+@pytest.mark.parametrize("name", ["sounddevice", "aplay", "play"])
+def test_alsa_gets_every_sample_once(silent: Path, monkeypatch: pytest.MonkeyPatch, seed: int, name: str) -> None:
+    need(name)
+    recorded = silent / "recorded.raw"
+    (silent / "alsa.conf").write_text(ALSA.format(file=recorded))
+    monkeypatch.setenv(PLAYER_VARIABLE, name)
+    sound = play(seed)
     heard = np.fromfile(recorded, "<f4")
     # Behind it there may be silence that fills a buffer. SoX computes in 32 bit whole numbers.
-    np.testing.assert_allclose(heard[: len(sound)], sound, rtol=0, atol=1e-7 if player == "play" else 0)
+    np.testing.assert_allclose(heard[: len(sound)], sound, rtol=0, atol=1e-7 if name == "play" else 0)
     assert not heard[len(sound) :].any()
 
 
@@ -206,7 +214,7 @@ def pulse_recording(silent: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[b
 
 
 @pytest.mark.parametrize(
-    ("player", "exact_to"),
+    ("name", "exact_to"),
     [
         ("pacat", 0.0),
         ("aplay", 0.0),
@@ -216,22 +224,18 @@ def pulse_recording(silent: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[b
     ],
 )
 def test_pulseaudio_gets_every_sample_once(
-    pulse_recording: bytearray, silent: Path, monkeypatch: pytest.MonkeyPatch, seed: int, player: str, exact_to: float
+    pulse_recording: bytearray, silent: Path, monkeypatch: pytest.MonkeyPatch, seed: int, name: str, exact_to: float
 ) -> None:
-    need(player)
-    if player in ("aplay", "sounddevice"):
+    need(name)
+    if name in ("aplay", "sounddevice"):
         if not any(Path("/usr/lib").glob("*/alsa-lib/libasound_module_pcm_pulse.so")):
             pytest.skip("ALSA cannot play by PulseAudio here: its package is libasound2-plugins")
         (silent / "alsa.conf").write_text("pcm.!default { type pulse }\n")
-    if player == "play" and not any(Path("/usr/lib").glob("*/sox/libsox_fmt_pulseaudio.so")):
+    if name == "play" and not any(Path("/usr/lib").glob("*/sox/libsox_fmt_pulseaudio.so")):
         pytest.skip("SoX cannot play by PulseAudio here: its package is libsox-fmt-pulse")
-    for name, value in ((PLAYER_VARIABLE, player), ("AUDIODRIVER", "pulseaudio"), ("SDL_AUDIODRIVER", "pulseaudio")):
-        monkeypatch.setenv(name, value)
-    sound = np.random.default_rng(seed).uniform(0.1, 0.9, RATE).astype(np.float32)
-    with Player() as opened:
-        for piece in np.split(sound, 24):
-            opened.write(Audio(piece, RATE))
-    assert opened.heard.samples == len(sound)
+    for variable, value in ((PLAYER_VARIABLE, name), ("AUDIODRIVER", "pulseaudio"), ("SDL_AUDIODRIVER", "pulseaudio")):
+        monkeypatch.setenv(variable, value)
+    sound = play(seed)
 
     def heard() -> NDArray[np.float32]:
         played = np.frombuffer(bytes(pulse_recording[: len(pulse_recording) // 4 * 4]), np.float32)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import threading
-import wave
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, assert_type
 
 import numpy as np
@@ -44,11 +42,10 @@ def assert_is_of_the_formula(answer: Answer, seed: int, prompt: str, length: int
 
 def test_generate_is_text_and_sound(omni: Omni) -> None:
     answer = omni.generate("Hello there", seed=5)
-    assert answer.audio is not None
-    assert_is_the_formula(answer.text, answer.audio.samples, 5, "Hello there", formulas.NATURAL_LENGTH)
+    assert_is_of_the_formula(answer, 5, "Hello there")
+    assert answer.audio is not None and answer.audio.sample_rate == formulas.SAMPLE_RATE_HZ
     assert answer["content"] == answer.text
     assert (answer.seed, answer.pipeline, answer.finish_reason) == (5, "toy", "stop")
-    assert answer.audio.sample_rate == formulas.SAMPLE_RATE_HZ
     assert [stage.stage for stage in answer.usage.stages] == ["thinker", "talker", "code2wav"]
     assert answer.timing.ttft_s is not None and answer.timing.ttfa_s is not None
     assert 0 < answer.timing.ttft_s <= answer.timing.e2e_s and 0 < answer.timing.ttfa_s <= answer.timing.e2e_s
@@ -92,28 +89,12 @@ def test_text_only_has_no_sound(omni: Omni) -> None:
     assert answer.text == formulas.text(1, "Hi", formulas.NATURAL_LENGTH)
 
 
-def test_say_speaks_exactly_the_text(omni: Omni) -> None:
-    answer = omni.say("Good morning to you.")
-    assert answer.text.split() == ["Good", "morning", "to", "you."] and answer.audio is not None
-
-
 def test_a_conversation_goes_on_with_its_answers(omni: Omni) -> None:
     conversation: list[Mapping[str, str]] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     first = omni.chat(conversation, seed=2)
     conversation += [first, {"role": "user", "content": "And then?"}]
     second = omni.chat(conversation, seed=2)
     assert first["content"] != second["content"] and second.text
-
-
-def test_a_saved_file_holds_the_chunks(omni: Omni, tmp_path: Path) -> None:
-    chunks = [event.samples for event in omni.stream("Hi", seed=3) if isinstance(event, AudioChunk)]
-    answer = omni.generate("Hi", seed=3)
-    assert answer.audio is not None
-    answer.audio.save(tmp_path / "answer.wav")
-    with wave.open(str(tmp_path / "answer.wav")) as file:
-        assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, formulas.SAMPLE_RATE_HZ)
-        stored = np.frombuffer(file.readframes(file.getnframes()), "<i2")
-    assert len(chunks) > 1 and np.array_equal(stored / np.float32(32768), np.concatenate(chunks))
 
 
 def test_a_stream_is_in_order_and_ends_with_done(omni: Omni) -> None:
@@ -144,19 +125,16 @@ def test_many_threads_hear_their_own_answers(omni: Omni) -> None:
         list(pool.map(ask, range(24)))
 
 
-async def test_async_answers_at_once(toy_address: str) -> None:
-    async with AsyncOmni(address=toy_address) as omni:
-        answers = await asyncio.gather(*(omni.generate(f"q{i}", seed=i) for i in range(8)))
-    for i, answer in enumerate(answers):
-        assert_is_of_the_formula(answer, i, f"q{i}")
-
-
 async def test_the_async_client_does_it_all(toy_address: str) -> None:
     async with AsyncOmni(address=toy_address) as omni:
         assert [model.name for model in await omni.pipelines()] == ["toy"]
         assert [replica.stage for replica in await omni.replicas()] == ["thinker", "talker", "code2wav"]
-        assert (await omni.say("one two")).text.split() == ["one", "two"]
+        spoken = await omni.say("Good morning to you.")
+        assert spoken.text.split() == ["Good", "morning", "to", "you."] and spoken.audio is not None
         assert (await omni.chat([{"role": "user", "content": "Hi"}], seed=1)).text == formulas.text(1, "Hi", formulas.NATURAL_LENGTH)
+        answers = await asyncio.gather(*(omni.generate(f"q{i}", seed=i) for i in range(8)))
+    for i, answer in enumerate(answers):
+        assert_is_of_the_formula(answer, i, f"q{i}")
     with pytest.raises(errors.ClosedError):
         await omni.generate("Hi")
 
@@ -166,11 +144,7 @@ def test_models_and_replicas(omni: Omni) -> None:
     assert (model.name, model.stages, model.outputs) == ("toy", ("thinker", "talker", "code2wav"), ("text", "audio"))
     omni.generate("Hi")
     replicas = omni.replicas()
-    assert [(replica.stage, replica.state) for replica in replicas] == [
-        ("thinker", "serving"),
-        ("talker", "serving"),
-        ("code2wav", "serving"),
-    ]
+    assert [(replica.stage, replica.state) for replica in replicas] == [(stage, "serving") for stage in model.stages]
     assert all(replica.pid > 0 for replica in replicas)
 
 
@@ -190,23 +164,14 @@ def test_errors_have_a_type_and_the_next_request_works(omni: Omni, options: dict
     with pytest.raises(kind) as caught:
         omni.generate("Hi", **options)
     assert caught.value.message
-    assert bool(caught.value.hint) is not isinstance(caught.value, errors.BadRequestError | errors.UnknownModelError), (
-        "which say all there is to say"
-    )
+    says_it_all = isinstance(caught.value, errors.BadRequestError | errors.UnknownModelError)
+    assert bool(caught.value.hint) is not says_it_all
     assert omni.generate("Hi", seed=1).text == formulas.text(1, "Hi", formulas.NATURAL_LENGTH)
 
 
 def test_settings_of_a_stack_do_not_fit_an_address() -> None:
     with pytest.raises(TypeError, match="private stack"):
         Omni(address="127.0.0.1:50050", device="cpu")
-
-
-def test_a_closed_client_says_so(toy_address: str) -> None:
-    omni = Omni(address=toy_address)
-    omni.close()
-    omni.close()
-    with pytest.raises(errors.ClosedError):
-        omni.generate("Hi")
 
 
 def test_leaving_a_stream_early_frees_the_client(omni: Omni) -> None:
@@ -217,8 +182,7 @@ def test_leaving_a_stream_early_frees_the_client(omni: Omni) -> None:
 
 
 def test_closing_ends_what_runs_in_other_threads(toy_address: str) -> None:
-    omni = Omni(address=toy_address)
-    begun = threading.Event()
+    omni, begun = Omni(address=toy_address), threading.Event()
 
     def listen() -> None:
         for _ in omni.stream("Hi", max_tokens=ENDLESS, ignore_eos=True):
@@ -230,6 +194,9 @@ def test_closing_ends_what_runs_in_other_threads(toy_address: str) -> None:
         omni.close()
         with pytest.raises(errors.ClosedError):
             listening.result(30)
+    omni.close()
+    with pytest.raises(errors.ClosedError):
+        omni.generate("Hi")
 
 
 def test_two_clients_of_one_process_do_not_touch_each_other(toy_address: str) -> None:
@@ -394,9 +361,7 @@ def test_a_list_is_answered_in_its_order_by_both_clients(toy_address: str) -> No
         (["a"], {"request_id": "one"}, "request_id: names a single answer"),
     ],
 )
-def test_a_list_that_is_not_one_is_refused_before_anything_is_asked(
-    toy_address: str, prompt: Any, options: dict[str, Any], told: str
-) -> None:
+def test_a_list_that_is_not_one_is_refused_before_anything_is_asked(toy_address: str, prompt: Any, options: Any, told: str) -> None:
     with Omni(address=toy_address) as omni, pytest.raises(errors.BadRequestError, match=told) as told_error:
         omni.generate(prompt, **options)
     assert not getattr(told_error.value, "__notes__", ()), "it is about all of them, or names the one"

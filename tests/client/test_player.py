@@ -14,6 +14,7 @@ import tracemalloc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -362,14 +363,9 @@ def write(seconds):
 @contextmanager
 def program(sink: Sink, code: str, family: ProcessFamily) -> Iterator[subprocess.Popen[str]]:
     """A program of its own, in a process group of its own, which a terminal would send Ctrl-C to. It leaves no process."""
-    with StartedProcess(
-        [sys.executable, "-c", PROGRAM + textwrap.dedent(code)],
-        env={**os.environ, "OMNISTAGE_PLAYER": sink.variable},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
+    command, variables = [sys.executable, "-c", PROGRAM + textwrap.dedent(code)], {**os.environ, "OMNISTAGE_PLAYER": sink.variable}
+    pipes: Any = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    with StartedProcess(command, env=variables, text=True, start_new_session=True, **pipes) as process:
         yield process
     assert family.wait_ended() == []
 

@@ -1,6 +1,11 @@
-"""The reader of one answer: what is whole goes through, what is not is an error with a name."""
+"""The reader of one answer: what is whole goes through, what is not is an error with a name; an answer ends whole, mute, or by a status."""
 
+from __future__ import annotations
+
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from pathlib import Path
 from typing import Any, get_args
 
 import grpc
@@ -8,10 +13,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from helpers import lengths
+from helpers.peer import TEXT, Bare, Events, Play, PlayingPeer, answer, event, listening, playing
+from helpers.servers import Local, local_chain, local_router
 from omnistage import client
+from omnistage.client import AsyncOmni, Done, Event, Omni, TextDelta, errors
 from omnistage.client.answer import collect
-from omnistage.client.errors import ProtocolError
-from omnistage.client.events import Event, Picture, TextDelta, TokenLogprob
+from omnistage.client.events import Picture, TokenLogprob
 from omnistage.client.reader import Reader
 from omnistage.client.received import DTYPES
 from omnistage.connector.tensors import layout_of, split
@@ -52,9 +60,8 @@ def test_events_and_what_several_of_them_are_can_be_imported() -> None:
 
 
 async def test_a_whole_answer() -> None:
-    answer = await read(
-        STARTED, text(0, 0, "ab"), audio(0, 0, [100, -200]), text(1, 2, "c", last=True), audio(1, 2, [300], last=True), USAGE
-    )
+    texts = text(0, 0, "ab"), text(1, 2, "c", last=True)
+    answer = await read(STARTED, texts[0], audio(0, 0, [100, -200]), texts[1], audio(1, 2, [300], last=True), USAGE)
     assert answer.text == answer["content"] == "abc" and dict(answer) == {"role": "assistant", "content": "abc"}
     assert answer.audio is not None and answer.audio.sample_rate == 24000
     assert (answer.audio.samples * 32768).tolist() == [100, -200, 300]
@@ -70,7 +77,7 @@ async def test_codes_of_speech_come_as_frames() -> None:
     answer = await read(STARTED, codes(0, 0, [[1, 2], [3, 4]], 2), text(0, 0, "a", last=True), codes(1, 2, [[5, 6]], 1, last=True), USAGE)
     assert answer.codes is not None and answer.codes.dtype == np.uint32
     assert answer.codes.tolist() == [[1, 2], [3, 4], [5, 6]]
-    with pytest.raises(ProtocolError, match="3 codes are not 2 frames of 2"):
+    with pytest.raises(errors.ProtocolError, match="3 codes are not 2 frames of 2"):
         await read(STARTED, codes(0, 0, [[1, 2], [3]], 2, last=True), USAGE)
 
 
@@ -118,15 +125,13 @@ async def test_an_answer_whose_words_are_not_told_has_none() -> None:
 
 
 async def test_words_that_are_not_what_is_said_of_them_are_an_error() -> None:
-    for bad in (
-        [alignment(0, 0, [(5, 2, 0), (3, 2, 200)], last=True)],
-        [alignment(0, 0, [(5, 2, 0)]), alignment(1, 1, [(4, 1, 200)], last=True)],
-    ):
-        with pytest.raises(ProtocolError, match="out of its turn"):
+    pair = [alignment(0, 0, [(5, 2, 0)]), alignment(1, 1, [(4, 1, 200)], last=True)]
+    for bad in ([alignment(0, 0, [(5, 2, 0), (3, 2, 200)], last=True)], pair):
+        with pytest.raises(errors.ProtocolError, match="out of its turn"):
             await read(STARTED, *bad, USAGE)
     fewer = alignment(0, 0, [(0, 1, 0), (2, 1, 200)], last=True)
     del fewer.chunk.alignment.words[1]
-    with pytest.raises(ProtocolError, match="1 words are not 2"):
+    with pytest.raises(errors.ProtocolError, match="1 words are not 2"):
         await read(STARTED, fewer, USAGE)
 
 
@@ -162,7 +167,7 @@ async def test_a_connection_that_breaks_after_the_account_breaks_nothing() -> No
 async def test_channels_are_kept_apart() -> None:
     answer = await read(STARTED, audio(0, 0, [100, 300, -8, 8], channels=2, last=True), USAGE)
     assert answer.audio is not None and (answer.audio.samples * 32768).tolist() == [[100, 300], [-8, 8]]
-    with pytest.raises(ProtocolError, match="there are 1 channels, before there were 2"):
+    with pytest.raises(errors.ProtocolError, match="there are 1 channels, before there were 2"):
         await read(STARTED, audio(0, 0, [100, 300], channels=2), audio(1, 1, [5]))
 
 
@@ -185,22 +190,21 @@ async def test_channels_are_kept_apart() -> None:
     ],
 )
 async def test_a_stream_that_is_not_whole(messages: list[omni_pb2.GenerateResponse], told: str) -> None:
-    with pytest.raises(ProtocolError, match=told):
+    with pytest.raises(errors.ProtocolError, match=told):
         await read(*messages)
 
 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda chunk: setattr(chunk, "count", 2), "6 bytes are not 2 samples"),
-        (lambda chunk: setattr(chunk.audio, "encoding", 9), "encoding 9"),
+        pytest.param(lambda chunk: setattr(chunk, "count", 2), "6 bytes are not 2 samples", id="its length is not its count"),
+        pytest.param(lambda chunk: setattr(chunk.audio, "encoding", 9), "encoding 9", id="an encoding of a newer server"),
     ],
-    ids=["its length is not its count", "an encoding of a newer server"],
 )
 async def test_sound_that_cannot_be_read(change: Callable[[chunk_pb2.Chunk], None], told: str) -> None:
     message = audio(0, 0, [1, 2, 3])
     change(message.chunk)
-    with pytest.raises(ProtocolError, match=told):
+    with pytest.raises(errors.ProtocolError, match=told):
         await read(STARTED, message)
 
 
@@ -228,12 +232,12 @@ async def test_a_picture_in_pieces_after_a_preview() -> None:
 async def test_a_picture_that_may_be_more_than_one(kind: str) -> None:
     message = image(0, 0, b"abc", 0, 3, last=True)
     message.chunk.image.media_type = kind
-    with pytest.raises(ProtocolError, match="must be image/png"):
+    with pytest.raises(errors.ProtocolError, match="must be image/png"):
         await read(STARTED, message, USAGE)
 
 
 async def test_a_picture_with_a_missing_piece() -> None:
-    with pytest.raises(ProtocolError, match="a piece at byte 4"):
+    with pytest.raises(errors.ProtocolError, match="a piece at byte 4"):
         await read(STARTED, image(0, 0, b"abc", 0, 6, last=False), image(1, 0, b"ef", 4, 6, last=True))
 
 
@@ -267,14 +271,14 @@ async def test_a_row_that_comes_in_parts_is_put_together_also_after_a_loss() -> 
     one, two, three = rows_of(0, 0, sent, last=True)
     reader = Reader(0.0)
     events = reader.read(stream([STARTED, one, two]))
-    with pytest.raises(ProtocolError, match="ended before its account"):
+    with pytest.raises(errors.ProtocolError, match="ended before its account"):
         await anext(events)
     reader.lose("127.0.0.1:1", "gone")
     again = rows_of(2, 0, sent, last=True)
     answer = await collect(reader.read(stream([STARTED, *again, USAGE])))
     assert np.array_equal(answer.rows["rows"], sent) and list(answer.rows) == ["rows"]
     assert np.array_equal((await read(STARTED, one, two, three, USAGE)).rows["rows"], sent)
-    with pytest.raises(ProtocolError, match="a part at byte 0 of 2400000, 1048576 is next"):
+    with pytest.raises(errors.ProtocolError, match="a part at byte 0 of 2400000, 1048576 is next"):
         two.chunk.tensor.inline.offset = 0
         await read(STARTED, one, two, three, USAGE)
 
@@ -299,15 +303,173 @@ def enlarge(chunk: chunk_pb2.Chunk) -> None:
 async def test_rows_that_are_not_what_is_said_of_them_are_an_error(change: Callable[[chunk_pb2.Chunk], None], told: str) -> None:
     (message,) = rows_of(0, 0, np.zeros((3, 2), np.float32), last=True)
     change(message.chunk)
-    with pytest.raises(ProtocolError, match=told):
+    with pytest.raises(errors.ProtocolError, match=told):
         await read(STARTED, message, USAGE)
 
 
 async def test_rows_that_change_or_are_cut_are_an_error() -> None:
     sent = np.zeros((3, 2), np.float32)
-    with pytest.raises(ProtocolError, match="another type or width than before"):
+    with pytest.raises(errors.ProtocolError, match="another type or width than before"):
         await read(STARTED, *rows_of(0, 0, sent), *rows_of(1, 3, np.zeros((1, 3), np.float32), last=True), USAGE)
     (cut,) = rows_of(0, 0, sent, last=True)
     cut.chunk.tensor.inline.data, cut.chunk.count = b"0123", 0
-    with pytest.raises(ProtocolError, match="the answer is cut: rows did not end"):
+    with pytest.raises(errors.ProtocolError, match="the answer is cut: rows did not end"):
         await read(STARTED, cut, USAGE)
+
+
+ANSWERS = 100
+CLIENTS = pytest.mark.parametrize("client", [AsyncOmni, Omni])
+
+
+async def asked(client: type[Any], what: str, *plays: Play, **options: Any) -> tuple[Any, int]:
+    """The result of a client's call, in a coroutine or in a thread, as its user makes it, and how many requests it was."""
+    peer = PlayingPeer(*plays)
+
+    def ask(address: str) -> Any:
+        with Omni(address=address) as omni:
+            return getattr(omni, what)(**options)
+
+    async with listening(peer) as wire:
+        if client is Omni:
+            result = await asyncio.to_thread(ask, wire.address)
+        else:
+            async with AsyncOmni(address=wire.address) as omni:
+                result = await getattr(omni, what)(**options)
+    return result, len(peer.requests)
+
+
+@pytest.fixture
+async def router() -> AsyncIterator[Local]:
+    async with local_chain({"length": 3}) as chain, local_router({kind: stage.address for kind, stage in chain.items()}) as running:
+        yield running
+
+
+def ended(router: Local) -> dict[str, float]:
+    """Requests of the toy pipeline by how they ended."""
+    samples = [sample for family in router.registry.collect() for sample in family.samples]
+    return {sample.labels["reason"]: sample.value for sample in samples if sample.name == "omnistage_router_requests_total"}
+
+
+async def test_whole_answers_of_asyncio(router: Local) -> None:
+    async with AsyncOmni(address=router.address) as omni:
+        for number in range(ANSWERS):
+            await omni.say("Hi.", seed=number)
+    assert ended(router) == {"OK": ANSWERS}
+
+
+@lengths.long_form("client/test_reader.py::test_whole_answers_and_streams_without_asyncio")
+async def test_streams_that_are_left_at_done(router: Local) -> None:
+    async with AsyncOmni(address=router.address) as omni:
+        for number in range(ANSWERS):
+            async with aclosing(omni.stream_say("Hi.", seed=number)) as events:
+                async for told in events:
+                    if isinstance(told, Done):
+                        break
+    assert ended(router) == {"OK": ANSWERS}
+
+
+async def test_whole_answers_and_streams_without_asyncio(router: Local) -> None:
+    def ask() -> None:
+        with Omni(address=router.address) as omni:
+            for number in range(ANSWERS // 2):
+                omni.say("Hi.", seed=number)
+                stream = omni.stream_say("Hi.", seed=number)
+                while not isinstance(next(stream), Done):
+                    pass
+                stream.close()
+
+    await asyncio.to_thread(ask)
+    assert ended(router) == {"OK": ANSWERS}
+
+
+async def test_a_status_that_does_not_come_is_not_waited_for() -> None:
+    whole = list(answer(omni_pb2.GenerateRequest()))
+    async with playing(whole) as (peer, _, omni):  # It sends these and then nothing more, no status either.
+        assert (await omni.generate("Hi")).text == TEXT
+        async with asyncio.timeout(30):
+            await peer.cancelled.wait()
+
+
+async def test_what_comes_after_the_account_is_an_error() -> None:
+    with pytest.raises(errors.ProtocolError, match="after its account"):
+        await asked(AsyncOmni, "generate", [*answer(omni_pb2.GenerateRequest()), event(omni_pb2.Usage())], prompt="Hi")
+
+
+MUTE: Events = [message for message in answer(omni_pb2.GenerateRequest()) if message.chunk.port != "audio"]
+"""An answer without a port of sound."""
+
+CODED: Events = [*MUTE[:-1], event(chunk_pb2.Chunk(port="codes", last=True)), MUTE[-1]]
+"""An answer whose speech stays codes."""
+
+EMPTY: Events = [*MUTE[:-1], event(chunk_pb2.Chunk(port="audio", last=True)), MUTE[-1]]
+"""An answer whose sound ends before the first sample."""
+
+
+@CLIENTS
+@pytest.mark.parametrize(("events", "why"), [(MUTE, "it has no Talker"), (CODED, "it has no Code2Wav"), (EMPTY, "no sound came")])
+async def test_what_cannot_be_spoken_is_an_error_with_a_name(events: Events, why: str, client: type[Any]) -> None:
+    for options in ({}, {"outputs": ["text", "audio"]}):
+        with pytest.raises(errors.NotSpokenError, match=f"nothing of this text could be spoken by peer: {why}") as caught:
+            await asked(client, "say", events, text="...", **options)
+        assert "voice" in caught.value.hint
+    assert (await asked(client, "say", text="Hi"))[0].audio is not None
+
+
+async def test_a_stream_tells_it_at_its_end_instead_of_done() -> None:
+    heard: list[Event] = []
+    async with playing(MUTE) as (_, _, omni), aclosing(omni.stream_say("...")) as stream:
+        with pytest.raises(errors.NotSpokenError):
+            async for told in stream:
+                heard.append(told)
+    assert "".join(told.text for told in heard if isinstance(told, TextDelta)) == TEXT
+    assert not any(isinstance(told, Done) for told in heard)
+
+
+async def test_who_asked_for_no_sound_misses_none(tmp_path: Path) -> None:
+    async with playing(MUTE, MUTE) as (_, _, omni):
+        assert (await omni.say("...", outputs=["text"])).text == TEXT
+        answered = await omni.generate("Hi")
+    assert answered.audio is None  # an answer is worth having without its sound
+    with pytest.raises(errors.NotSpokenError, match="no sound"):
+        answered.save(tmp_path / "absent.wav")
+    assert not (tmp_path / "absent.wav").exists()
+
+
+CODES = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
+MAY_BE_ASKED_AGAIN = errors.BROKEN | {grpc.StatusCode.ABORTED, grpc.StatusCode.RESOURCE_EXHAUSTED}
+
+
+@CLIENTS
+@pytest.mark.parametrize("after", [0, 6])
+@pytest.mark.parametrize("code", sorted(errors.BROKEN, key=str))
+async def test_an_answer_that_is_cut_off_goes_on(code: grpc.StatusCode, after: int, client: type[Any]):
+    answer, count = await asked(client, "generate", Bare(code, after), prompt="Hi")
+    assert (answer.text, count) == (TEXT, 2)
+
+
+@CLIENTS
+@pytest.mark.parametrize("code", sorted(errors.BROKEN, key=str))
+async def test_an_answer_that_is_cut_off_twice_may_be_asked_again(code: grpc.StatusCode, client: type[Any]):
+    with pytest.raises(errors.RouterLostError) as told:
+        await asked(client, "generate", Bare(code, 6), Bare(code, 6), prompt="Hi")
+    assert told.value.code is code and code.name in str(told.value) and "Ask again" in told.value.hint
+
+
+@CLIENTS
+@pytest.mark.parametrize("code", CODES)
+async def test_every_status_is_an_error_that_says_what_to_do(code: grpc.StatusCode, client: type[Any]):
+    """For whoever asks once; the task that asks is cancelled by none of them."""
+    with pytest.raises(errors.OmniError) as told:
+        await asked(client, "pipelines", Bare(code))
+    error, task = told.value, asyncio.current_task()
+    assert error.code is code and error.hint and str(error)
+    assert isinstance(error, errors.UnavailableError) == (code in MAY_BE_ASKED_AGAIN)
+    assert not isinstance(error, errors.UnavailableError) or error.retry_delay_s
+    assert task is not None and not task.cancelling()
+
+
+@CLIENTS
+async def test_a_time_limit_that_is_not_the_clients_is_not_told_as_its_own(client: type[Any]):
+    with pytest.raises(errors.DeadlineError, match="before its own time limit of 60 s") as told:
+        await asked(client, "generate", Bare(grpc.StatusCode.DEADLINE_EXCEEDED), prompt="Hi", timeout_s=60)
+    assert "proxy" in told.value.hint

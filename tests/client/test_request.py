@@ -32,19 +32,8 @@ def test_what_is_not_given_stays_absent() -> None:
 
 
 def test_options_reach_their_fields() -> None:
-    options = Options(
-        pipeline="toy",
-        outputs=["text"],
-        seed=0,
-        max_tokens=5,
-        stop="END",
-        temperature=0.5,
-        top_p=0.9,
-        voice="anna",
-        profile="latency",
-        logprobs=True,
-        top_logprobs=3,
-    )
+    options = Options(pipeline="toy", outputs=["text"], seed=0, max_tokens=5, stop="END", temperature=0.5, top_p=0.9)
+    options |= Options(voice="anna", profile="latency", logprobs=True, top_logprobs=3)
     request = requests.for_prompt("hello", (), (), (), options).complete()
     assert request.HasField("seed") and list(request.outputs) == ["text"]
     assert list(request.thinker.stop) == ["END"]
@@ -145,17 +134,9 @@ def test_verbatim_text_must_not_be_empty() -> None:
 
 
 def test_settings_become_the_command_line_of_the_launcher(tmp_path: Path) -> None:
-    settings: StackSettings = {
-        "pipeline": "toy",
-        "device": {"talker": "cuda:0"},
-        "replicas": {"talker": 2},
-        "max_sessions": 4,
-        "max_batch_size": {"thinker": 8},
-        "kv_cache_bytes": 65536,
-        "enable_cache": False,
-        "gpu_memory_utilization": 0.5,
-        "memory_share": {"thinker": 0.25},
-    }
+    settings: StackSettings = {"pipeline": "toy", "device": {"talker": "cuda:0"}, "replicas": {"talker": 2}, "max_sessions": 4}
+    settings |= {"max_batch_size": {"thinker": 8}, "kv_cache_bytes": 65536, "enable_cache": False}
+    settings |= {"gpu_memory_utilization": 0.5, "memory_share": {"thinker": 0.25}}
     words = " ".join(StackPlan(settings, tmp_path, 2).command(5, 6))
     for part in (
         *("--ready-fd 5 --lifeline-fd 6", "--client-share 1", f"--checkpoint {tmp_path}", "--device talker=cuda:0", "--replicas talker=2"),
@@ -303,11 +284,10 @@ async def test_text_that_utf_8_cannot_say(ask: Callable[[AsyncOmni], Any], field
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda omni: omni.say("a" * 1_100_000),
-        lambda omni: omni.say("a" * (9 << 20)),
-        lambda omni: omni.generate("Hi", images=[b"\x89PNG\r\n\x1a\n" + bytes(9 << 20)]),
+        pytest.param(lambda omni: omni.say("a" * 1_100_000), id="too many characters"),
+        pytest.param(lambda omni: omni.say("a" * (9 << 20)), id="far too many"),
+        pytest.param(lambda omni: omni.generate("Hi", images=[PNG + bytes(9 << 20)]), id="a picture that the router's own limit refuses"),
     ],
-    ids=["too many characters", "far too many", "a picture that the router's own limit refuses"],
 )
 def test_what_is_too_large_is_a_mistake_of_the_request(toy_address: str, ask: Callable[[Omni], Any]) -> None:
     """And nothing that another attempt could mend. A router for text takes requests up to 8 MiB."""

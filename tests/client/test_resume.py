@@ -6,14 +6,14 @@ import asyncio
 import math
 from collections.abc import Callable
 from contextlib import aclosing
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 
-from helpers.peer import SAMPLES, STARTED, TEXT, USAGE, PlayingPeer, Wire, answer, event, listening
-from helpers.playing import playing
-from omnistage.client import AsyncOmni, AudioChunk, Done, Event, Failover, Omni, Picture, TextDelta, errors
+from helpers.peer import SAMPLES, STARTED, TEXT, USAGE, PlayingPeer, Wire, answer, event, listening, playing
+from omnistage.client import AsyncOmni, AudioChunk, Done, Event, Failover, Picture, TextDelta, errors
 from omnistage.client.received import Received
 from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2, tensor_pb2
 from omnistage.wire.errors import StageError
@@ -23,10 +23,10 @@ SENT = 6
 but for Started."""
 
 
-async def hear(omni: AsyncOmni, break_after: dict[int, Callable[[], object]], **options: float) -> list[Event]:
+async def hear(omni: AsyncOmni, break_after: dict[int, Callable[[], object]], **options: Any) -> list[Event]:
     """All events of an answer. break_after: what to do when so many have come."""
     events: list[Event] = []
-    async with aclosing(omni.stream("Hi", **options)) as stream:  # type: ignore[arg-type]
+    async with aclosing(omni.stream("Hi", **options)) as stream:
         async for heard in stream:
             events.append(heard)
             if len(events) in break_after:
@@ -63,10 +63,7 @@ async def test_the_rest_is_asked_for_by_position() -> None:
     assert second.request_id == first.request_id
     assert (second.seed, second.model, list(second.revisions)) == (STARTED.seed, STARTED.model, list(STARTED.revisions))
     assert second.thinker == first.thinker
-    assert list(second.resume.positions) == [
-        stage_pb2.Position(port="text", seq=3, first=6),
-        stage_pb2.Position(port="audio", seq=2, first=12),
-    ]
+    assert [(position.port, position.seq, position.first) for position in second.resume.positions] == [("text", 3, 6), ("audio", 2, 12)]
     (history,) = second.resume.history
     assert (history.port, history.seq, history.first, history.count, history.last) == ("text", 0, 0, 6, False)
     assert (history.text.text, list(history.text.token_ids)) == ("w0 w1 w2 w3 w4 w5 ", list(range(6)))
@@ -86,31 +83,13 @@ def test_the_history_of_a_text_that_is_over_says_so() -> None:
 
 async def test_before_the_start_it_is_the_same_request_again() -> None:
     async with playing(0) as (peer, wire, omni):
-        hearing = asyncio.create_task(hear(omni, {}, seed=5))
+        hearing = asyncio.create_task(hear(omni, {}, seed=5, request_id="mine"))
         await peer.asked(1)
         wire.cut()
         events = await hearing
     assert_whole(events)
-    assert isinstance(events[0], Failover) and peer.requests[0] == peer.requests[1]
-
-
-async def test_the_sync_client_does_the_same() -> None:
-    peer = PlayingPeer(SENT)
-
-    def listen(address: str, cut: Callable[[], object]) -> list[Event]:
-        events: list[Event] = []
-        with Omni(address=address) as omni:
-            for heard in omni.stream("Hi", request_id="mine"):
-                events.append(heard)
-                if len(events) == SENT - 1:
-                    cut()
-        return events
-
-    loop = asyncio.get_running_loop()
-    async with listening(peer) as wire:
-        events = await asyncio.to_thread(listen, wire.address, lambda: loop.call_soon_threadsafe(wire.cut))
-    assert_whole(events)
-    assert [request.request_id for request in peer.requests] == ["mine", "mine"]
+    assert isinstance(events[0], Failover)
+    assert peer.requests[0] == peer.requests[1] and peer.requests[0].request_id == "mine"
 
 
 async def test_a_second_loss_is_an_error() -> None:
@@ -155,9 +134,8 @@ async def test_a_refusal_to_go_on_is_the_error(refusal: StageError, kind: type[E
 
 
 async def test_a_router_that_is_not_ready_yet_is_asked_again() -> None:
-    async with playing(
-        SENT, StageError("DRAINING", "waits", retry_delay_s=0.01), StageError("OVERLOADED", "full", retry_delay_s=0.01), 0
-    ) as (peer, wire, omni):
+    waits, full = (StageError(reason, "not yet", retry_delay_s=0.01) for reason in ("DRAINING", "OVERLOADED"))
+    async with playing(SENT, waits, full, 0) as (peer, wire, omni):
         hearing = asyncio.create_task(hear(omni, {SENT - 1: wire.cut}))
         await peer.asked(4)
         wire.cut()  # a loss before it goes on belongs to the first one
@@ -165,10 +143,6 @@ async def test_a_router_that_is_not_ready_yet_is_asked_again() -> None:
     assert_whole(events)
     assert sum(isinstance(event, Failover) for event in events) == 1
     assert len({request.request_id for request in peer.requests}) == 1
-
-
-AWAY_S = 0.5
-"""Long enough that attempts to connect fail."""
 
 
 async def hear_without(wire: Wire, omni: AsyncOmni, away_s: float = math.inf, **options: float) -> list[Event]:
@@ -188,9 +162,10 @@ async def hear_without(wire: Wire, omni: AsyncOmni, away_s: float = math.inf, **
 
 
 async def test_a_router_that_comes_back_later_gets_the_time_that_is_left() -> None:
+    away_s = 0.5  # Long enough that attempts to connect fail.
     async with playing(SENT, resume_timeout_s=60) as (peer, wire, omni):
-        assert_whole(await hear_without(wire, omni, AWAY_S, timeout_s=20.0))
-    assert 0 < peer.left_s[1] < peer.left_s[0] - AWAY_S / 2  # gRPC rounds what it sends, by about 1 %
+        assert_whole(await hear_without(wire, omni, away_s, timeout_s=20.0))
+    assert 0 < peer.left_s[1] < peer.left_s[0] - away_s / 2  # gRPC rounds what it sends, by about 1 %
 
 
 async def test_a_router_that_does_not_come_back() -> None:

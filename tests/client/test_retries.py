@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from helpers.chain import addresses_of
-from helpers.peer import SAMPLES, STARTED, TEXT, Bare, Events, Failing, Play, PlayingPeer, answer, event, listening
-from helpers.playing import playing
+from helpers.peer import SAMPLES, STARTED, TEXT, Bare, Events, Failing, Play, PlayingPeer, answer, event, listening, playing
 from helpers.servers import local_chain, local_router
 from helpers.talking import CTRL_D, ENTER, PROMPT, Person, alone_here
 from helpers.terminal import Terminal
@@ -400,10 +399,8 @@ async def test_a_router_that_came_back_and_is_not_ready_is_waited_for() -> None:
 
 
 def test_starting_pipelines_are_listed_behind_the_ready_ones() -> None:
-    listed = omni_pb2.ListModelsResponse(
-        models=[omni_pb2.Model(name="words", stages=[stage_pb2.STAGE_KIND_THINKER])], starting=[omni_pb2.Model(name="film")]
-    )
-    words, film = Pipeline.all_of(listed)
+    ready = omni_pb2.Model(name="words", stages=[stage_pb2.STAGE_KIND_THINKER])
+    words, film = Pipeline.all_of(omni_pb2.ListModelsResponse(models=[ready], starting=[omni_pb2.Model(name="film")]))
     assert (words.name, words.state, words.stages, film.name, film.state) == ("words", "ready", ("thinker",), "film", "starting")
 
 

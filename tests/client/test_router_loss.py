@@ -106,9 +106,7 @@ async def test_a_router_that_is_killed_and_started_again(stages: ServerProcesses
     router = routers.start()
     async with patient(router) as omni:
         done = assert_whole(await hear(omni.stream("Hi", seed=5), what, count, routers.restart), 5)
-        assert [(failover.stage, failover.lost, failover.replica) for failover in done.failovers] == [
-            ("router", router.address, router.address)
-        ]
+        assert [(one.stage, one.lost, one.replica) for one in done.failovers] == [("router", router.address, router.address)]
         assert [report.stage for report in done.usage.stages] == ["thinker", "talker", "code2wav"]
         assert (done.seed, done.finish_reason) == (5, "stop")
         await all_free(list(stages.addresses.values()))

@@ -135,7 +135,7 @@ def _told(part: stage_pb2.Part) -> str | tuple[str, bytes]:
 
 
 async def test_a_model_sees_and_hears_what_was_sent_so(address: str) -> None:
-    begin = [*("s", "Be brief.", "u", "What is in this image?"), PICTURE, *("a", "A cat.", "u", "Who is it?")]
+    begin: list[formulas.Seen] = [*("s", "Be brief.", "u", "What is in this image?"), PICTURE, *("a", "A cat.", "u", "Who is it?")]
     items = formulas.items([*begin, *("a", "That ", "I cannot say.", "u", "And what is said here?"), SOUND])
     async with AsyncOmni(address=address) as omni:
         answer = await omni.chat(MESSAGES, seed=3)
@@ -244,9 +244,8 @@ def test_what_is_refused_is_told_as_by_generate(standing: ServerProcesses, films
         os.truncate(sound, 20 << 20)
         with pytest.raises(BadRequestError, match="more than 1048576 bytes, the most of audio/wav"):
             omni.generate("?", audios=[sound])
-        assert omni.generate("?", videos=[films[1]], seed=4, max_tokens=LENGTH).text == said(
-            digest_of(films[1]), "?", seed=4, length=LENGTH
-        )
+        answer = omni.generate("?", videos=[films[1]], seed=4, max_tokens=LENGTH)
+        assert answer.text == said(digest_of(films[1]), "?", seed=4, length=LENGTH)
 
 
 async def test_a_file_that_gets_shorter_or_goes_away_meanwhile_is_told(standing: ServerProcesses, tmp_path: Path) -> None:

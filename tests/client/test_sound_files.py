@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import wave
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -288,7 +288,8 @@ def test_the_form_of_a_file_does_not_change(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["x.aac", "x", "wav", "x.wav.gz", ".opus.tmp"])
 def test_another_ending_is_told_before_anything_is_asked(tmp_path: Path, name: str) -> None:
-    for act in (SoundFile, lambda path: SoundEncoder(name, RATE_HZ), Audio(voice(0.1), RATE_HZ).save):
+    acts: list[Callable[[Path], object]] = [SoundFile, lambda path: SoundEncoder(name, RATE_HZ), Audio(voice(0.1), RATE_HZ).save]
+    for act in acts:
         with pytest.raises(RequestError, match="only WAV, FLAC, Ogg Vorbis, Opus and MP3 can be written") as told:
             act(tmp_path / name)
         assert told.value.hint == "Give a name that ends in .wav, .flac, .ogg, .opus or .mp3."

@@ -91,7 +91,7 @@ FOREIGN = error_details_pb2.ErrorInfo(reason="OVERLOADED", domain="example.com")
     ids=lambda one: one.details() if isinstance(one, grpc.aio.AioRpcError) else None,
 )
 def test_without_details_that_are_ours_the_status_code_decides(error: grpc.aio.AioRpcError, kind: type[OmniError]) -> None:
-    """What contradicts the status is not ours, and an overload keeps its name whatever its text says."""
+    """Details that contradict the status are not ours, and an overload keeps its name whatever its text says."""
     assert type(from_rpc_error(error)) is kind
     assert error.details() != "text" or str(from_rpc_error(error)) == "text"
 

@@ -426,13 +426,8 @@ def test_a_value_of_another_kind_is_told_by_both_clients_in_a_line(toy_address: 
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
-    options: Any = {
-        "temperature": np.float32(0.5),
-        "top_k": np.array(5),
-        "logprobs": np.bool_(True),
-        "timeout_s": np.int64(3),
-        "max_retries": np.int64(1),
-    }
+    options: Any = {"temperature": np.float32(0.5), "top_k": np.array(5), "logprobs": np.bool_(True)}
+    options |= {"timeout_s": np.int64(3), "max_retries": np.int64(1)}
     request = requests.for_prompt("a", (), (), (), options)
     sent = request.complete().thinker
     assert (sent.sampling.temperature, sent.sampling.top_k, sent.logprobs) == (0.5, 5, True)

@@ -4,6 +4,7 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -75,11 +76,9 @@ def open_segment(path: Path) -> ReaderSegment:
     return ReaderSegment(bytes.fromhex(path.name.split("-")[1]), 0)
 
 
+CONTENTS = {"empty": b"", "short": b"x" * 4095, "zeros": bytes(4096), "no header": b"omniseg\0" + bytes(8184)}
 FILES: dict[str, Callable[[Path], object]] = {
-    **{
-        name: lambda path, content=content: path.write_bytes(content)
-        for name, content in {"empty": b"", "short": b"x" * 4095, "zeros": bytes(4096), "no header": b"omniseg\0" + bytes(8184)}.items()
-    },
+    **{name: partial(Path.write_bytes, data=content) for name, content in CONTENTS.items()},
     "folder": Path.mkdir,
     "pipe": os.mkfifo,
     "link": lambda path: path.symlink_to("/etc/hostname"),

@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.engines import NAN_TOKEN, TAPPED, TINY, drawn, items, make_engine, read, tiny_decoder, tiny_weights
 from helpers.engines import ask as ask_any
-from helpers.engines import drawn, make_engine
-from helpers.sequences import items, read
-from helpers.tiny import NAN_TOKEN, TAPPED, TINY, tiny_decoder, tiny_weights
 from omnistage.engine.decoder import EMBEDDING, PackedDecoder
 from omnistage.engine.engine import Engine
 from omnistage.engine.request import DeadEnd, SequenceEvent, SequenceFailed, SequenceRequest

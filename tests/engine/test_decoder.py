@@ -20,8 +20,7 @@ from transformers import (
 )
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import apply_rotary_pos_emb
 
-from helpers.engines import make_engine
-from helpers.sequences import items, read
+from helpers.engines import items, make_engine, read
 from omnistage.engine.decoder import DecoderParts, Enter, PackedDecoder
 from omnistage.engine.parts import DecoderConfig, Materials, contiguous_axes, head_rms_norm, rotary
 from omnistage.engine.request import Given, Prompt, SequenceRequest
@@ -128,11 +127,7 @@ NOTHING = 300
 def talker() -> Talker:
     """A small random Talker, whose rows are wider than its layers; equal weights for every call."""
     config = Qwen2_5OmniTalkerConfig(  # type: ignore[call-arg]  # The class takes more than its annotations say.
-        **SMALL,
-        embedding_size=80,
-        head_dim=16,
-        rope_parameters=THREE_AXES,
-        attn_implementation="sdpa",
+        **SMALL, embedding_size=80, head_dim=16, rope_parameters=THREE_AXES, attn_implementation="sdpa"
     )
     torch.manual_seed(5)
     model = Talker(config).eval()

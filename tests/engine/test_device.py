@@ -14,7 +14,7 @@ import torch
 
 from helpers import lengths
 from helpers.elsewhere import GPU, Device, on_the_device
-from helpers.tiny import TAPPED, TINY, tiny_decoder, tiny_weights
+from helpers.engines import TAPPED, TINY, tiny_decoder, tiny_weights
 from omnistage.engine import results as engine_results
 from omnistage.engine.adapter import TokenHead
 from omnistage.engine.attention import PagedAttention, RowAttention, SdpaAttention, TritonAttention, choose_backend

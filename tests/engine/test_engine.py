@@ -15,9 +15,7 @@ import pytest
 import torch
 
 from helpers import lengths
-from helpers.engines import ask, close_later, drawn, make_engine
-from helpers.sequences import items, read
-from helpers.tiny import NAN_TOKEN, TINY, tiny_decoder, tiny_weights
+from helpers.engines import NAN_TOKEN, TINY, ask, close_later, drawn, items, make_engine, read, tiny_decoder, tiny_weights
 from omnistage.engine.adapter import Attention, DecoderSpec, Hidden, StepRows, TokenHead
 from omnistage.engine.decoder import EMBEDDING, PackedDecoder
 from omnistage.engine.engine import Engine
@@ -299,7 +297,7 @@ def test_the_interpreter_may_end_while_answers_are_computed(rounds: int) -> None
     """The interpreter ends in the middle of a step, with all engines, streams and loops as they are."""
     script = """
 import asyncio, os, sys
-from helpers.tiny import tiny_decoder
+from helpers.engines import tiny_decoder
 from omnistage.engine.engine import Engine
 from omnistage.engine.adapter import TokenHead
 from omnistage.engine.request import Prompt, SequenceRequest

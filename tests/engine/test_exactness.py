@@ -1,18 +1,22 @@
-"""The logits of a sequence have the same bits alone, among others, cut anywhere, with a shared prefix, and resumed from its history."""
+"""The logits of a sequence have the same bits alone, among others, cut anywhere, with a shared prefix, and resumed from its history; rows
+of a product have the same bits in any company."""
 
 from __future__ import annotations
 
 import random
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as functional
 
 from helpers import lengths
-from helpers.tiny import TINY, tiny_decoder
-from omnistage.engine import attention
-from omnistage.engine.adapter import Attention, DecoderSpec
+from helpers.engines import TINY, tiny_decoder, tiny_weights
+from omnistage.engine import attention, linear
+from omnistage.engine.adapter import Attention, DecoderSpec, StepRows
 from omnistage.engine.attention import (
     AttentionBackend,
     PagedAttention,
@@ -25,6 +29,18 @@ from omnistage.engine.attention import (
 )
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.engine import Runner
+from omnistage.engine.linear import (
+    Fixed,
+    Linear,
+    LinearProduct,
+    Linears,
+    Packed,
+    RowsDiffer,
+    in_blocks,
+    multiplies_bfloat16,
+    rows_that_differ,
+    viable_products,
+)
 from omnistage.engine.memory import PAGE_ROWS, KVCache, PagePool, pages_for
 from omnistage.engine.plan import PlannedRun, StepPlan
 from omnistage.engine.request import Prompt, SequenceRequest
@@ -216,40 +232,33 @@ def test_a_row_attends_alike_in_any_run_company_and_place(
             assert torch.equal(alone[0], together[at]), f"row {row} of {one}"
 
 
-class Company(PagedAttention):
-    """A wrong backend: the result of a row depends on the number of rows."""
+def later_rows(plan: StepPlan, like: torch.Tensor) -> torch.Tensor:
+    """1 for the first row of each run but the first."""
+    ones = torch.zeros(len(like), 1, dtype=like.dtype)
+    ones[[run.first for run in plan.runs[1:]]] = 1
+    return ones
 
-    def bind(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> Attention:
-        bound = super().bind(cache, spec, plan)
-        return lambda layer, queries, stored: bound(layer, queries, stored) * (1 + len(queries))
 
-
-class Long(PagedAttention):
-    """A wrong backend: the result of a row depends on the number of rows if there are 29 of them, and many pages."""
-
-    def bind(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> Attention:
-        bound = super().bind(cache, spec, plan)
-        wrong = plan.count == 29 and len(plan.runs[0].pages) == 16
-        return lambda layer, queries, stored: bound(layer, queries, stored) * (2 if wrong else 1)
+WRONG: dict[str, Callable[[StepPlan, torch.Tensor], torch.Tensor]] = {
+    "the number of rows": lambda plan, result: result * (1 + len(result)),
+    "whether there are 29 rows and many pages": lambda plan, result: (
+        result * (2 if plan.count == 29 and len(plan.runs[0].pages) == 16 else 1)
+    ),
+    "whether its run is the first": lambda plan, result: result + later_rows(plan, result),
+}
+"""Backends, by what the result of a row depends on."""
 
 
 class WrongBackend(PagedAttention):
-    """A wrong backend: the result of a row depends on whether its run is the first."""
+    change = staticmethod(WRONG["whether its run is the first"])
 
     def bind(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> Attention:
         bound = super().bind(cache, spec, plan)
-
-        def attended(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
-            result = bound(layer, queries, keys_values)
-            for run in plan.runs[1:]:
-                result[run.first] += 1
-            return result
-
-        return attended
+        return lambda *rows: self.change(plan, bound(*rows))
 
 
 class Loose(WrongBackend):
-    """A backend that claims nothing."""
+    """It claims nothing."""
 
     name = "loose"
     is_exact = False
@@ -262,16 +271,15 @@ def test_every_backend_of_the_processor_keeps_its_claim(dtype: torch.dtype) -> N
     assert isinstance(choose_backend(spec).backend, PagedAttention)
 
 
-@lengths.drawn_cells(2, "broken", [Company, Long, WrongBackend])
-def test_a_backend_that_breaks_its_claim_is_found_out_and_told(
-    broken: type[PagedAttention], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@lengths.drawn_cells(2, "fault", WRONG)
+def test_a_backend_that_breaks_its_claim_is_found_out_and_told(fault: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = tiny_decoder(dtype).spec
-    assert not rows_are_independent(broken(), spec)
-    monkeypatch.setattr(attention, "ATTENTION", (broken, RowAttention))
+    monkeypatch.setattr(WrongBackend, "change", staticmethod(WRONG[fault]))
+    assert not rows_are_independent(WrongBackend(), spec)
+    monkeypatch.setattr(attention, "ATTENTION", (WrongBackend, RowAttention))
     choice = choose_backend(spec)
     assert isinstance(choice.backend, RowAttention) and "pages: a row depended on its neighbours at load;" in choice.reason
-    monkeypatch.setattr(attention, "ATTENTION", (broken,))
+    monkeypatch.setattr(attention, "ATTENTION", (WrongBackend,))
     with pytest.raises(ValueError, match="no way to attend on cpu: not paged in sweeps of 12/32 pages"):
         choose_backend(spec)
 
@@ -377,3 +385,113 @@ def test_a_prompt_of_900_pages_leaves_few_kernels_behind() -> None:
     done = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < MOST_GROWTH_MIB
+
+
+# Products -------------------------------------------------------------------------------------------------------------------------------
+
+
+CPU = torch.device("cpu")
+FIXED = (Fixed("blocks of 64 rows", 64, 64, "cuda"), Fixed("row by row", 1, 1))
+SHAPES = [(960, 576), (576, 576), (3072, 576), (576, 1536)]
+
+
+class Lying(Packed):
+    """A backend whose result depends on the number of rows, from some number of rows on, if the weight is `wide`."""
+
+    def run(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        product = super().run(x, packed, bias)
+        return product * 1.5 if product.shape[1] == TINY.hidden_size and x.shape[1] == TINY.ffn_size and len(x) in (5, 21) else product
+
+
+@lengths.drawn_cells(2, "shape", [*SHAPES, (49152, 576)])
+def test_rows_of_a_product_do_not_depend_on_the_batch(dtype: torch.dtype, shape: tuple[int, int], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(*shape, generator=generator).mul_(0.05).to(dtype)
+    product = Linears(next(viable_products(dtype, CPU)))(weight)
+    x = torch.randn(128, shape[1], generator=generator).to(dtype)
+    whole = product(x)
+    for rows in (*range(1, 36), 48, 63, 64, 65, 100):
+        assert torch.equal(product(x[-rows:].contiguous()), whole[-rows:]), f"the last {rows} rows"
+        assert torch.equal(product(x[:rows].contiguous()), whole[:rows]), f"the first {rows} rows"
+
+
+@lengths.drawn_cells(3, "shape", SHAPES)
+def test_the_library_keeps_its_promise_for_any_weight(dtype: torch.dtype, shape: tuple[int, int], seed: int) -> None:
+    """Batching rests on this: a block of 32 rows costs hardly more than one of 4. The last backend would run its rows one by one."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(20):
+        weight = torch.randn(*shape, generator=generator).to(dtype)
+        assert not rows_that_differ(Linear(weight, None, Packed()).run, weight, Packed())
+
+
+@pytest.mark.parametrize("product", [Packed(), replace(Packed(), most=8), *FIXED], ids=lambda product: f"{product.name} {product.most}")
+def test_any_number_of_rows_runs_in_blocks_that_the_backend_takes(dtype: torch.dtype, product: LinearProduct) -> None:
+    generator = torch.Generator().manual_seed(1)
+    weight, bias = torch.randn(24, 40, generator=generator).to(dtype), torch.randn(24, generator=generator).to(dtype)
+    made, ran = Linear(weight, bias, product), list[int]()
+
+    def run(part: torch.Tensor) -> torch.Tensor:
+        ran.append(part.shape[0])
+        return made.run(part)
+
+    for rows in range(1, 3 * product.most + 2):
+        x = torch.randn(rows, 40, generator=generator).to(dtype)
+        torch.testing.assert_close(in_blocks(run, x, product), functional.linear(x, weight, bias))
+    assert min(ran) == product.least and max(ran) == product.most
+
+
+@pytest.mark.parametrize("product", FIXED, ids=lambda product: product.name)
+def test_a_product_of_one_size_needs_no_claim_about_sizes(dtype: torch.dtype, product: LinearProduct, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(96, 80, generator=generator).to(dtype)
+    made = Linear(weight, None, product)
+    assert not rows_that_differ(made.run, weight, product)
+    x = torch.randn(70, 80, generator=generator).to(dtype)
+    assert all(torch.equal(made(x[index : index + 1]), made(x)[index : index + 1]) for index in range(70))
+
+
+@pytest.mark.parametrize("lie", range(4, 32))
+def test_a_product_whose_rows_depend_on_their_number_is_found_out(dtype: torch.dtype, lie: int) -> None:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return x + (len(x) == lie)
+
+    assert rows_that_differ(run, torch.zeros(1, 16, dtype=dtype), Packed()) == lie
+    # Only the first weight of a shape is tried with all sizes; another one is tried with a few of them, so one of sixteen weights finds the
+    # fault.
+    found = [rows_that_differ(run, torch.zeros(1, 16, dtype=dtype), Packed(), range(4, 33)[first::16]) for first in range(16)]
+    assert found.count(lie) == 1
+
+
+def test_a_product_whose_rows_depend_on_their_place_is_found_out(dtype: torch.dtype) -> None:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.arange(len(x))[:, None]
+
+    assert rows_that_differ(run, torch.zeros(1, 16, dtype=dtype), Packed()) == 4
+    assert rows_that_differ(run, torch.zeros(1, 16, dtype=dtype), FIXED[0]) == 64
+
+
+def test_a_broken_claim_moves_all_weights_to_the_next_backend_and_is_told(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    assert PackedDecoder(TINY, tiny_weights(dtype)).products.startswith("packed")
+    monkeypatch.setattr(linear, "PRODUCTS", (Lying(), FIXED[1]))
+    decoder = PackedDecoder(TINY, tiny_weights(dtype))
+    assert decoder.products == f"row by row; packed: 5 rows times [{TINY.hidden_size}, {TINY.ffn_size}] are not those of 32 rows"
+    monkeypatch.setattr(Lying, "run", None)  # A product that still used the old backend would fail.
+    nothing = torch.zeros(1, 4, dtype=torch.int64)
+    hidden = decoder.hidden(StepRows(nothing.T, nothing), lambda layer, queries, keys_values: queries.flatten(1))
+    assert decoder.logits(hidden.last).shape == (4, TINY.vocab_size)
+
+
+def test_the_last_backend_of_a_table_that_breaks_its_claim_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "PRODUCTS", (Lying(),))
+    with pytest.raises(RowsDiffer, match="packed: 5 rows"):
+        PackedDecoder(TINY, tiny_weights(torch.float32))
+
+
+def test_every_device_has_a_backend_and_the_processor_has_the_packed_one(dtype: torch.dtype) -> None:
+    def names(device: str) -> list[str]:
+        return [product.name for product in viable_products(dtype, torch.device(device))]
+
+    many = ["packed to 64 rows"] if dtype == torch.float32 or not multiplies_bfloat16() else []
+    assert names("cpu") == [*many, "packed", "row by row"]
+    assert names("cuda") == ["blocks of 64 rows", "row by row"]
+    assert names("meta") == ["row by row"]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from helpers.arithmetic import AXES, GIVEN, IDS, answer, engine, prompt_items
-from helpers.sequences import items, read
+from helpers.engines import items, read
 from helpers.waiting import until
 from omnistage.engine.engine import Engine
 from omnistage.engine.memory import PAGE_ROWS
@@ -55,8 +55,7 @@ async def give_in_parts(stream: SequenceStream, prompt: Prompt, first: int, rng:
 
 
 def taps_of(events: list[SequenceEvent]) -> list[tuple[int, int]]:
-    parts = [event.taps.rows.tolist() for event in events if event.taps is not None]
-    return [(int(total), int(value)) for part in parts for total, value in part]
+    return [(int(total), int(value)) for event in events if event.taps is not None for total, value in event.taps.rows.tolist()]
 
 
 async def read_rows(one: Engine, before: int, count: int) -> None:
@@ -199,8 +198,8 @@ async def test_one_whose_vectors_do_not_come_leaves_its_pages_to_others(seed: in
     assert items(await read(running.submit(SequenceRequest(other, 2, 9)))) == answer(other, 2, 9)[0]
     assert running.stats().preempted == 1 and running.stats().pages_used == 0
     await give_pages(stream, prompt, 192, 199)
-    other_again = await read(running.submit(SequenceRequest(other, 2, 9)))
-    assert items(other_again) == answer(other, 2, 9)[0] and running.stats().preempted == 1
+    assert items(await read(running.submit(SequenceRequest(other, 2, 9)))) == answer(other, 2, 9)[0]
+    assert running.stats().preempted == 1
     await give_pages(stream, prompt, 199, 200)
     assert items(await read(stream)) == answer(prompt, 1, 9)[0]
     assert running.stats().preemptions == 1
@@ -218,10 +217,8 @@ async def test_vectors_that_cannot_be_taken_are_refused(seed: int) -> None:
     with pytest.raises(ValueError, match="0 rows of the prompt are without"):
         stream.give(torch.zeros(1, GIVEN))
     assert items(await read(stream)) == answer(prompt, 1, 9)[0]
-    closed = running.submit(SequenceRequest(prompt, 1, 9))
     with pytest.raises(ValueError, match="0 rows"):
-        closed.give(torch.zeros(1, GIVEN))
-    await closed.aclose()
+        running.submit(SequenceRequest(prompt, 1, 9)).give(torch.zeros(1, GIVEN))
 
 
 def test_a_row_whose_vector_comes_later_is_no_text() -> None:

@@ -20,10 +20,8 @@ from transformers.models.qwen3_vl_moe.configuration_qwen3_vl_moe import Qwen3VLM
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeTextModel
 
 from helpers import lengths
-from helpers.engines import close_later, make_engine
+from helpers.engines import TAPPED, TINY, close_later, items, make_engine, read, tiny_decoder, tiny_weights
 from helpers.parts import EXPERTS, MIX, MIXED, SECTIONS, STACKED, ToyPart, mixed_shapes, requests
-from helpers.sequences import items, read
-from helpers.tiny import TAPPED, TINY, tiny_decoder, tiny_weights
 from omnistage.engine.adapter import DrawnItem, StepRows, TokenHead
 from omnistage.engine.attention import RowAttention
 from omnistage.engine.decoder import DecoderParts, Enter, PackedDecoder, embedding_or_hidden, hidden_of, hidden_state
@@ -55,6 +53,11 @@ DRAWN = Sampling(temperature=1, top_p=0.95, repetition_penalty=1.05)
 UNSHARED = replace(EXPERTS, shared=0)
 PLAIN = replace(MIX, parts=replace(MIX.parts, feed_forward=experts(UNSHARED)), shapes=mixed_shapes(UNSHARED))
 """The mixture of experts as the reference has it, without a shared expert."""
+
+
+def rows_of(count: int, **fields: Any) -> StepRows:
+    """Rows of token 0 at place 0. fields: of StepRows."""
+    return StepRows(torch.zeros(count, 1, dtype=torch.int64), torch.zeros(1, count, dtype=torch.int64), **fields)
 
 
 def taps(events: list[SequenceEvent]) -> torch.Tensor:
@@ -170,9 +173,8 @@ def test_experts_of_whom_one_is_shared_are_those_of_transformers(normalized: boo
     assert len(layer) == 3 * sizes.experts + 5
     reference.load_state_dict(whole)
     x = torch.randn(37, MIXED.hidden_size, generator=torch.Generator().manual_seed(SEED))
-    nothing = torch.zeros(1, 37, dtype=torch.int64)
     with torch.no_grad():
-        made = Experts(materials(MIX, weights, torch.float32), "layers.0.mlp", sizes)(StepRows(nothing.T, nothing), x)
+        made = Experts(materials(MIX, weights, torch.float32), "layers.0.mlp", sizes)(rows_of(37), x)
         torch.testing.assert_close(made, reference(x[None])[0], atol=1e-5, rtol=1e-5)
 
 
@@ -185,11 +187,9 @@ def test_axes_take_turns_in_a_head_as_in_transformers(sections: tuple[int, ...],
         num_attention_heads=3,
         rope_parameters={"rope_type": "default", "rope_theta": 500.0, "mrope_section": list(sections)},
     )
-    made = replace(MIXED, query_heads=3, kv_heads=1, head_size=size)
-    weights = PLAIN.weights(seed).get
-    rope = rotary(500.0, interleaved_axes(sections))(
-        replace(materials(PLAIN, PLAIN.weights(seed), torch.float32), config=made, weight=weights)
-    )
+    made, weights = replace(MIXED, query_heads=3, kv_heads=1, head_size=size), PLAIN.weights(seed)
+    plain = replace(materials(PLAIN, weights, torch.float32), config=made, weight=weights.get)
+    rope = rotary(500.0, interleaved_axes(sections))(plain)
     assert rope.axes == 3
     generator = torch.Generator().manual_seed(seed)
     positions, heads = torch.randint(0, 300, (3, 20), generator=generator), torch.randn(20, 5, size, generator=generator)
@@ -244,8 +244,7 @@ def test_a_row_of_experts_has_the_same_bits_however_many_chose_the_same(dtype: t
     x = (torch.randn(1, MIXED.hidden_size, generator=generator) + 0.1 * torch.randn(70, MIXED.hidden_size, generator=generator)).to(dtype)
 
     def computed(part: torch.Tensor, padding: int = 0) -> torch.Tensor:
-        nothing = torch.zeros(1, len(part), dtype=torch.int64)
-        return built(StepRows(nothing.T, nothing, padding=padding), part)
+        return built(rows_of(len(part), padding=padding), part)
 
     whole = computed(x)
     assert built._route(x)[1].unique(return_counts=True)[1].max() > 64
@@ -259,8 +258,7 @@ def test_a_row_of_experts_has_the_same_bits_however_many_chose_the_same(dtype: t
 def test_padding_is_given_to_no_expert(seed: int) -> None:
     """So a row that is decoded alone costs only the experts that it chose."""
     weights, x = PLAIN.weights(seed), torch.randn(4, MIXED.hidden_size, generator=torch.Generator().manual_seed(seed))
-    nothing = torch.zeros(1, 4, dtype=torch.int64)
-    made = Experts(materials(PLAIN, weights, torch.float32), "layers.0.mlp", UNSHARED)(StepRows(nothing.T, nothing, padding=3), x)
+    made = Experts(materials(PLAIN, weights, torch.float32), "layers.0.mlp", UNSHARED)(rows_of(4, padding=3), x)
     assert bool(made[0].any()) and not made[1:].any()
 
 
@@ -295,8 +293,7 @@ def test_activations_of_any_number_of_columns_are_the_same_in_any_company(dtype:
     """The processor takes 16 columns at a time, so some of 88 columns are left over: in the last row of a step, another one each time."""
     generator = torch.Generator().manual_seed(seed)
     built = feed_forward(plain(lambda x: functional.gelu(x, approximate="tanh")), 144, 88, dtype, generator)
-    x, nothing = torch.randn(40, 144, generator=generator).to(dtype), torch.zeros(1, 40, dtype=torch.int64)
-    rows = StepRows(nothing.T, nothing)
+    x, rows = torch.randn(40, 144, generator=generator).to(dtype), rows_of(40)
     whole = built(rows, x)
     for count in range(1, 40):
         assert torch.equal(built(rows, x[-count:]), whole[-count:]), count
@@ -317,8 +314,7 @@ def test_activations_on_several_threads_are_the_same_in_any_company(
     """PyTorch divides the numbers of many rows among threads, at any place within a row."""
     generator = torch.Generator().manual_seed(seed)
     computed = feed_forward(build, 16, 1536, dtype, generator)
-    x, nothing = torch.randn(256, 16, generator=generator).to(dtype), torch.zeros(1, 256, dtype=torch.int64)
-    rows = StepRows(nothing.T, nothing)
+    x, rows = torch.randn(256, 16, generator=generator).to(dtype), rows_of(256)
     whole = computed(rows, x)
     for count in (4, 32, *range(80, 128)):
         assert torch.equal(computed(rows, x[:count]), whole[:count]), count
@@ -329,10 +325,10 @@ def test_what_is_added_behind_a_layer_changes_no_other_row() -> None:
     after = MIX.parts.after
     assert after is not None
     add = after(materials(MIX, MIX.weights(0), torch.float32))
-    nothing, x = torch.zeros(1, 2, dtype=torch.int64), torch.full((2, MIXED.hidden_size), -0.0)
+    x = torch.full((2, MIXED.hidden_size), -0.0)
     has_given, given = torch.tensor([[True], [False]]), torch.ones(2, MIXED.given_width)
     given[1] = 0
-    rows = StepRows(nothing.T, nothing, given, has_given)
+    rows = rows_of(2, given=given, has_given=has_given)
     for layer in range(MIXED.layers):
         made = add(rows, x, layer)
         assert bool((made[0] == (1 if layer < STACKED else 0)).all()) and bool(made[1].signbit().all())
@@ -394,17 +390,12 @@ async def test_an_item_may_be_a_frame_of_many_codes(seed: int) -> None:
 
 def test_a_tap_may_be_what_comes_out_of_a_layer() -> None:
     """The tap is the output of the layer before the last one; the last layer and the norm make the last row of it."""
-    nothing = torch.arange(4)
-    rows = StepRows(nothing[:, None], nothing[None], taps=True)
-    tapped = {
-        layer: PackedDecoder(TINY, tiny_weights(torch.float32), DecoderParts(tap=hidden_of(layer))).hidden(
-            rows, lambda layer, queries, keys_values: queries.flatten(1)
-        )
-        for layer in (0, 1)
-    }
-    assert tapped[0].taps is not None and tapped[1].taps is not None
-    assert not torch.equal(tapped[0].taps, tapped[1].taps)
-    assert torch.equal(functional.rms_norm(tapped[1].taps, (TINY.hidden_size,), eps=TINY.norm_eps), tapped[1].last)
+    rows = StepRows(torch.arange(4)[:, None], torch.arange(4)[None], taps=True)
+    decoders = [PackedDecoder(TINY, tiny_weights(torch.float32), DecoderParts(tap=hidden_of(layer))) for layer in (0, 1)]
+    first, last = (decoder.hidden(rows, lambda layer, queries, keys_values: queries.flatten(1)) for decoder in decoders)
+    assert first.taps is not None and last.taps is not None
+    assert not torch.equal(first.taps, last.taps)
+    assert torch.equal(functional.rms_norm(last.taps, (TINY.hidden_size,), eps=TINY.norm_eps), last.last)
     with pytest.raises(ValueError, match="a tap of layer 2: this decoder has layers 0 to 1"):
         PackedDecoder(TINY, tiny_weights(torch.float32), DecoderParts(tap=hidden_of(2)))
 

@@ -255,11 +255,7 @@ def test_it_compiles_for_gpus_that_are_not_here(tmp_path: Path) -> None:
     shorten its numbers."""
     others = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-c", COMPILES],
-        env={**others, "TRITON_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=100,
+        [sys.executable, "-c", COMPILES], env={**others, "TRITON_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True, timeout=100
     )
     assert done.stdout.splitlines() == ["True False False", "True False False", "False False False"], done.stderr
 

@@ -1,9 +1,10 @@
-"""Chat over HTTP, as OpenAI's own client sees it: text, speech, and what cannot be done."""
+"""Chat and responses over HTTP, as OpenAI's own client sees them: text, speech, and what cannot be done."""
 
 from __future__ import annotations
 
 import base64
 import io
+import json
 from typing import Any
 
 import httpx2
@@ -32,19 +33,12 @@ def test_a_whole_answer(client: openai.OpenAI) -> None:
 
 
 def test_a_streamed_answer_is_the_same(client: openai.OpenAI) -> None:
-    chunks = list(client.chat.completions.create(model="toy", messages=HELLO, seed=5, stream=True, stream_options={"include_usage": True}))
-    *pieces, finish, usage = chunks
+    asked: dict[str, Any] = {"stream_options": {"include_usage": True}}
+    *pieces, finish, usage = client.chat.completions.create(model="toy", messages=HELLO, seed=5, stream=True, **asked)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in pieces) == formulas.text(5, "Hello", formulas.NATURAL_LENGTH)
     assert (pieces[0].choices[0].delta.role, finish.choices[0].finish_reason) == ("assistant", "stop")
     assert usage.choices == [] and usage.usage is not None and usage.usage.completion_tokens == formulas.NATURAL_LENGTH
     assert {chunk.usage for chunk in pieces} == {None}
-
-
-async def test_the_client_for_asyncio_gets_the_same(url: str) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="test", max_retries=0) as client:
-        whole = await client.chat.completions.create(model="toy", messages=HELLO, seed=5)
-        chunks = [chunk async for chunk in await client.chat.completions.create(model="toy", messages=HELLO, seed=5, stream=True)]
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
 
 
 def test_text_and_samples_are_those_over_grpc(client: openai.OpenAI, toy: servers.ServerProcesses) -> None:
@@ -61,10 +55,8 @@ def test_text_and_samples_are_those_over_grpc(client: openai.OpenAI, toy: server
 
 
 def test_streamed_sound_comes_as_the_types_of_openai_have_it(client: openai.OpenAI) -> None:
-    stream = client.chat.completions.create(
-        model="toy", messages=HELLO, seed=5, stream=True, stream_options={"include_usage": True}, **SPOKEN
-    )
-    *chunks, finish, usage = stream
+    asked: dict[str, Any] = {"stream_options": {"include_usage": True}, **SPOKEN}
+    *chunks, finish, usage = client.chat.completions.create(model="toy", messages=HELLO, seed=5, stream=True, **asked)
     sounds = [chunk.choices[0].delta.audio for chunk in chunks]
     assert all(sounds) and not any(chunk.choices[0].delta.content for chunk in chunks)
     first, last = sounds[0], sounds[-1]
@@ -80,9 +72,8 @@ def test_streamed_sound_comes_as_the_types_of_openai_have_it(client: openai.Open
 
 @pytest.mark.parametrize("form", ["wav", "flac"])
 def test_a_file_of_a_whole_answer_has_every_sample(client: openai.OpenAI, form: Any) -> None:
-    answer = client.chat.completions.create(
-        model="toy", messages=HELLO, seed=5, modalities=["text", "audio"], audio={"voice": "alloy", "format": form}
-    )
+    spoken: dict[str, Any] = {**SPOKEN, "audio": {"voice": "alloy", "format": form}}
+    answer = client.chat.completions.create(model="toy", messages=HELLO, seed=5, **spoken)
     sound = answer.choices[0].message.audio
     assert sound is not None
     samples, rate_hz = soundfile.read(io.BytesIO(base64.b64decode(sound.data)), dtype="int16")
@@ -167,6 +158,11 @@ def test_the_client_puts_a_stream_together(client: openai.OpenAI) -> None:
     assert answer.choices[0].message.content == formulas.text(5, "Hello", formulas.NATURAL_LENGTH)
 
 
+def shown(url: str) -> dict[str, Any]:
+    """A question with a picture."""
+    return {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}
+
+
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "nothing here does that yet"),
     ({"functions": [{"name": "f"}]}, "functions", "nothing here does that yet"),
@@ -208,54 +204,18 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "user", "content": "x", "reasoning_content": "y"}]}, "messages[0].reasoning_content", "of an assistant"),
     ({"messages": [{"role": "assistant", "content": None, "reasoning_content": None}]}, "messages[0].content", "must be text"),
     ({"messages": [{"role": "assistant", "audio": {"id": "audio_1"}}]}, "messages[0].audio.id", "send what it said"),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "cat.png"}}]}]},
-        "messages[0].content[0].image_url.url",
-        "https",
-    ),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///cat.png"}}]}]},
-        "messages[0].content[0].image_url.url",
-        "https",
-    ),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://a.example.com/cat.png"}}]}]},
-        "messages[0].content[0].image_url.url",
-        "nothing is fetched from the web",
-    ),
+    (shown("cat.png"), "messages[0].content[0].image_url.url", "https"),
+    (shown("file:///cat.png"), "messages[0].content[0].image_url.url", "https"),
+    (shown("https://a.example.com/cat.png"), "messages[0].content[0].image_url.url", "nothing is fetched from the web"),
 ]
 
 
-@pytest.mark.parametrize(("body", "param", "told"), REFUSED, ids=[f"{number}-{param}" for number, (_, param, _) in enumerate(REFUSED)])
-def test_what_cannot_be_done_is_refused_by_name(client: openai.OpenAI, body: dict[str, Any], param: str, told: str) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.post("/chat/completions", cast_to=object, body={"model": "toy", "messages": HELLO, **body})
-    assert caught.value.param == param
-    assert told in caught.value.message
-
-
 def test_what_means_nothing_here_is_taken(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(
-        model="toy",
-        messages=[{"role": "developer", "content": "Be brief."}, {"role": "assistant", "content": None, "refusal": "No."}, *HELLO],
-        user="ann",
-        metadata={"a": "b"},
-        store=True,
-        service_tier="auto",
-        safety_identifier="x",
-        prompt_cache_key="y",
-        reasoning_effort="low",
-        verbosity="low",
-        parallel_tool_calls=True,
-        tools=[],
-        tool_choice="auto",
-        logit_bias={},
-        logprobs=False,
-        top_p=0,
-        response_format={"type": "text"},
-        max_tokens=4,
-    )
-    assert answer.choices[0].message.content
+    turns: list[Any] = [{"role": "developer", "content": "Be brief."}, {"role": "assistant", "content": None, "refusal": "No."}, *HELLO]
+    ours: dict[str, Any] = {"user": "ann", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "safety_identifier": "x"}
+    ours |= {"prompt_cache_key": "y", "reasoning_effort": "low", "verbosity": "low", "parallel_tool_calls": True, "tools": []}
+    ours |= {"tool_choice": "auto", "logit_bias": {}, "logprobs": False, "top_p": 0, "response_format": {"type": "text"}, "max_tokens": 4}
+    assert client.chat.completions.create(model="toy", messages=turns, **ours).choices[0].message.content
 
 
 def test_an_unknown_model_is_told_which_there_are(client: openai.OpenAI) -> None:
@@ -263,31 +223,161 @@ def test_an_unknown_model_is_told_which_there_are(client: openai.OpenAI) -> None
         client.chat.completions.create(model="gpt-9", messages=HELLO)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [{}, SPOKEN, {"n": 2, "max_tokens": 3}, {"logprobs": True, "top_logprobs": 2}, {"stream_options": {"include_usage": True}}],
-    ids=["text", "spoken", "several", "logprobs", "usage"],
-)
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_the_document_of_openai_has_such_answers(url: str, body: dict[str, Any], stream: bool) -> None:
-    asked = {"model": "toy", "messages": HELLO, "seed": 5, **body, "stream": stream}
-    if not stream:
-        asked.pop("stream_options", None)
-    with httpx2.Client(trust_env=False) as http:
-        answer = http.post(f"{url}/v1/chat/completions", json=asked)
-    assert answer.status_code == 200
-    if not stream:
-        document().check_answer(answer.json(), "/chat/completions")
-        return
-    *events, (_, done) = events_of(answer.text)
-    assert done == "[DONE]"
-    for _, event in events:
-        document().check_answer(event, "/chat/completions", media_type="text/event-stream")
-        ChatCompletionChunk.model_validate(event, strict=True, extra="forbid")
-
-
 def test_errors_are_of_the_form_that_the_document_has(url: str) -> None:
-    with httpx2.Client(trust_env=False) as http:
-        answer = http.post(f"{url}/v1/chat/completions", json={"model": "toy", "messages": HELLO, "colour": 1})
+    answer = httpx2.post(f"{url}/v1/chat/completions", json={"model": "toy", "messages": HELLO, "colour": 1})
     assert (answer.status_code, answer.headers["content-type"]) == (400, "application/json")
     document().check(answer.json(), "ErrorResponse")
+
+
+# Responses
+
+
+WHOLE = formulas.text(5, "Hello", formulas.NATURAL_LENGTH)
+SEED = {"seed": 5}
+AS_TEXT = {"text": {"format": {"type": "text"}}}
+CREATED = ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
+DONE = ["response.output_text.done", "response.content_part.done", "response.output_item.done"]
+
+
+def test_a_whole_response(client: openai.OpenAI) -> None:
+    answer = client.responses.create(model="toy", input="Hello", extra_body=SEED)
+    assert (answer.output_text, answer.status, answer.error) == (WHOLE, "completed", None)
+    assert answer.usage is not None and answer.usage.output_tokens == formulas.NATURAL_LENGTH
+    assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens
+
+
+def test_a_response_that_is_cut_says_so(client: openai.OpenAI) -> None:
+    answer = client.responses.create(model="toy", input="Hello", max_output_tokens=3, extra_body=SEED)
+    assert (answer.output_text, answer.status) == (formulas.text(5, "Hello", 3), "incomplete")
+    assert answer.incomplete_details is not None and answer.incomplete_details.reason == "max_output_tokens"
+
+
+@pytest.mark.parametrize(("most", "end"), [(None, "completed"), (3, "incomplete")])
+def test_a_streamed_response_has_all_events_in_order(client: openai.OpenAI, most: int | None, end: str) -> None:
+    events: list[Any] = list(client.responses.create(model="toy", input="Hello", stream=True, max_output_tokens=most, extra_body=SEED))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type for event in events]
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert kinds == [*CREATED, *["response.output_text.delta"] * len(deltas), *DONE, f"response.{end}"]
+    text = formulas.text(5, "Hello", most or formulas.NATURAL_LENGTH)
+    assert "".join(event.delta for event in deltas) == text
+    assert (events[0].response.status, events[0].response.output) == ("in_progress", [])
+    assert (events[-1].response.status, events[-1].response.output_text, events[-1].response.id) == (end, text, events[0].response.id)
+    assert {event.item_id for event in deltas} == {events[-1].response.output[0].id}
+
+
+def test_instructions_and_items_are_turns(client: openai.OpenAI) -> None:
+    said = {"content": [{"type": "output_text", "text": "Good day.", "annotations": []}], "id": "msg_1", "status": "completed"}
+    items: list[Any] = [
+        {"role": "user", "content": "Hello"},
+        {"type": "message", "role": "assistant", **said},
+        {"role": "user", "content": [{"type": "input_text", "text": "And now?"}]},
+    ]
+    answer = client.responses.create(model="toy", instructions="Be brief.", input=items, extra_body=SEED)
+    texts = {"Be brief.": "system", "Hello": "user", "Good day.": "assistant", "And now?": "user"}
+    messages: list[Any] = [{"role": role, "content": text} for text, role in texts.items()]
+    chat = client.chat.completions.create(model="toy", messages=messages, seed=5)
+    assert (answer.output_text, answer.instructions) == (chat.choices[0].message.content, "Be brief.")
+
+
+def asked_with(**part: str) -> dict[str, Any]:
+    """A question of one part."""
+    return {"input": [{"role": "user", "content": [part]}]}
+
+
+REFUSED_RESPONSES: list[tuple[dict[str, Any], str, str]] = [
+    ({"tools": [{"type": "web_search"}]}, "tools", "nothing here does that yet"),
+    ({"previous_response_id": "resp_1"}, "previous_response_id", "nothing here does that yet"),
+    ({"conversation": "conv_1"}, "conversation", "nothing here does that yet"),
+    ({"background": True}, "background", "nothing here does that yet"),
+    ({"prompt": {"id": "pmpt_1"}}, "prompt", "nothing here does that yet"),
+    ({"colour": "red"}, "colour", "Unrecognized request argument supplied: colour"),
+    ({"max_output_tokens": 100_000}, "max_output_tokens", "max_output_tokens"),
+    ({"text": {"format": {"type": "json_object"}}}, "text.format", "cannot constrain"),
+    ({"input": []}, "input", "at least 1"),
+    ({"input": [{"type": "function_call_output", "call_id": "1", "output": "18"}]}, "input[0].type", "other than messages"),
+    ({"input": [{"role": "tool", "content": "18"}]}, "input[0].role", "'tool'"),
+    ({"input": [{"type": "reasoning", "thought": "x"}]}, "input[0].thought", "Unrecognized"),
+    ({"input": [{"type": "reasoning", "summary": "x"}]}, "input[0].summary", "must be a list"),
+    ({"input": [{"type": "reasoning", "summary": [5]}]}, "input[0].summary[0].type", "must be summary_text"),
+    ({"input": [{"type": "reasoning", "content": [{"type": "output_text"}]}]}, "input[0].content[0].type", "must be reasoning_text"),
+    ({"input": [{"type": "reasoning", "content": [{"type": "reasoning_text"}]}]}, "input[0].content[0].text", "must be text"),
+    ({"input": [{"type": "reasoning", "encrypted_content": 5}]}, "input[0].encrypted_content", "must be text"),
+    ({"input": [{"role": "user", "content": "x", "images": ["cat.png"]}]}, "input[0].images", "Unrecognized"),
+    (asked_with(type="input_file", file_id="1"), "input[0].content[0].type", "'input_file'"),
+    (asked_with(type="image", image="cat.png"), "input[0].content[0].type", "'image'"),
+    (asked_with(type="input_image", image_url="cat.png"), "input[0].content[0].image_url", "https"),
+    ({"instructions": "Look.", **asked_with(type="input_image", image_url="data:,")}, "input[0].content[0].image_url", "is empty"),
+    (asked_with(type="input_image", file_id="file-1"), "input[0].content[0].file_id", "give image_url"),
+]
+
+
+def test_half_of_a_surrogate_pair_is_refused(url: str) -> None:
+    """JSON can say it, and UTF-8 cannot."""
+    body = json.dumps({"model": "toy", "input": "x", "instructions": "\ud800"})
+    answer = httpx2.post(f"{url}/v1/responses", content=body.encode(), headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+# Both
+
+
+async def test_the_client_for_asyncio_gets_the_same(url: str) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="test", max_retries=0) as client:
+        whole = await client.chat.completions.create(model="toy", messages=HELLO, seed=5)
+        chunks = [chunk async for chunk in await client.chat.completions.create(model="toy", messages=HELLO, seed=5, stream=True)]
+        async with client.responses.stream(model="toy", input="Hello", extra_body=SEED) as stream:
+            answer = await stream.get_final_response()
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content == WHOLE
+    assert answer.output_text == WHOLE
+
+
+CHAT, RESPONSES = ("/chat/completions", {"messages": HELLO}), ("/responses", {"input": "Hello"})
+ALL_REFUSED = [(CHAT, *row) for row in REFUSED] + [(RESPONSES, *row) for row in REFUSED_RESPONSES]
+
+
+@pytest.mark.parametrize(("place", "body", "param", "told"), ALL_REFUSED, ids=[f"{n}-{row[2]}" for n, row in enumerate(ALL_REFUSED)])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_what_cannot_be_done_is_refused_by_name(
+    client: openai.OpenAI, place: tuple[str, dict[str, Any]], body: dict[str, Any], param: str, told: str, stream: bool
+) -> None:
+    path, question = place
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.post(path, cast_to=object, body={"model": "toy", "stream": stream, **question, **body})
+    assert caught.value.param == param and told in caught.value.message
+
+
+BODIES: dict[str, tuple[tuple[str, dict[str, Any]], dict[str, Any]]] = {
+    "text": (CHAT, {}),
+    "spoken": (CHAT, SPOKEN),
+    "several": (CHAT, {"n": 2, "max_tokens": 3}),
+    "logprobs": (CHAT, {"logprobs": True, "top_logprobs": 2}),
+    "usage": (CHAT, {"stream_options": {"include_usage": True}}),
+    "response": (RESPONSES, {}),
+    "response that is cut": (RESPONSES, {"max_output_tokens": 3, "instructions": "Be brief."}),
+    "response with logprobs": (RESPONSES, {"include": ["message.output_text.logprobs"], "top_logprobs": 2}),
+    "response with options": (RESPONSES, {"metadata": {"a": "b"}, "temperature": 0.5, "top_p": 0.9, "store": False, **AS_TEXT}),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_the_document_of_openai_has_such_answers(url: str, name: str, stream: bool) -> None:
+    (path, question), body = BODIES[name]
+    asked = {"model": "toy", "seed": 5, **question, **body, "stream": stream}
+    if not stream:
+        asked.pop("stream_options", None)
+    answer = httpx2.post(f"{url}/v1{path}", json=asked)
+    assert answer.status_code == 200
+    if not stream:
+        document().check_answer(answer.json(), path)
+        return
+    events = list(events_of(answer.text))
+    if path == "/chat/completions":
+        assert events.pop()[1] == "[DONE]"
+    for kind, event in events:
+        document().check_answer(event, path, media_type="text/event-stream")
+        if path == "/chat/completions":
+            ChatCompletionChunk.model_validate(event, strict=True, extra="forbid")
+        else:
+            assert kind == event["type"]

@@ -22,7 +22,7 @@ import pytest
 
 from benchmarks.figures import peak_bytes
 from helpers import lengths, servers
-from helpers.gateway import gateway, local_gateway
+from helpers.gateway import gateway, local_gateway, router_of
 from helpers.metrics import fetched
 from helpers.openai_document import document, events_of, is_here
 from helpers.ports import take_address
@@ -72,8 +72,7 @@ def inflight(server: servers.ServerProcess) -> float:
 
 async def idle(stack: servers.ServerProcesses, front: servers.ServerProcess) -> None:
     """Return when nothing of any request is left."""
-    assert stack.router is not None
-    for server in (front, stack.router):
+    for server in (front, router_of(stack)):
         await until(partial(_is_idle, server))
     await servers.all_free(list(stack.addresses.values()))
 
@@ -102,13 +101,12 @@ MOMENTS = ("while its body arrives", "in the queue", "before the first byte", "i
 async def test_a_client_that_leaves_frees_all(
     endless: servers.ServerProcesses, front: servers.ServerProcess, moment: str, way: str
 ) -> None:
-    assert endless.router is not None
     url = f"http://{front.address}"
     with ExitStack() as opened:
         others = [opened.enter_context(connected(url)) for _ in range(PLACES if moment == "in the queue" else 0)]
         for other in others:
             other.sendall(post(STREAM))
-        await until(lambda: endless.router is not None and inflight(endless.router) == len(others))
+        await until(lambda: inflight(router_of(endless)) == len(others))
         connection = opened.enter_context(connected(url))
         if moment == "while its body arrives":
             connection.sendall(post(STREAM)[:-10])
@@ -118,7 +116,7 @@ async def test_a_client_that_leaves_frees_all(
         if moment == "in the middle of a stream":
             await until(lambda: b"delta" in connection.recv(1 << 16, socket.MSG_PEEK))
         elif moment == "during a whole answer":
-            await until(lambda: endless.router is not None and inflight(endless.router) == 1)
+            await until(lambda: inflight(router_of(endless)) == 1)
         WAYS[way](connection)
         await until(lambda: inflight(front) == len(others))
     await idle(endless, front)
@@ -136,7 +134,6 @@ async def test_a_client_that_leaves_frees_all(
 @lengths.rounds(16, 200)
 async def test_clients_that_do_not_read_hold_little(fast: servers.ServerProcesses, tmp_path: Path, rounds: int) -> None:
     """The router soon has nothing to do with them: it has given all of an answer, or broken it off by its own rule."""
-    assert fast.router is not None
     with gateway(fast.address, tmp_path) as front, ExitStack() as opened:
         url = f"http://{front.address}"
         assert answer(url, post()).status == 200
@@ -148,7 +145,7 @@ async def test_clients_that_do_not_read_hold_little(fast: servers.ServerProcesse
             readers[-1].sendall(post({**STREAM, "max_tokens": 3000}))
         await until(lambda: inflight(front) >= rounds // 2)
         await asyncio.to_thread(_is_answered_at_last, url)
-        await until(partial(_is_idle, fast.router))
+        await until(partial(_is_idle, router_of(fast)))
         assert peak_bytes(front.pid) - before < 16 * MIB + rounds * 2 * MIB
         for reader in readers:
             reader.close()
@@ -170,8 +167,7 @@ async def test_who_reads_nothing_at_all_loses_the_connection(fast: servers.Serve
             await until(lambda: door.running == 0)
             assert (await asyncio.to_thread(heard, reader)).status == 0, "a stream that was broken off looks whole"
         assert (await asyncio.to_thread(answer, url, post())).status == 200
-    assert fast.router is not None
-    await until(partial(_is_idle, fast.router))
+    await until(partial(_is_idle, router_of(fast)))
 
 
 @lengths.long_form(
@@ -186,7 +182,7 @@ async def test_the_router_gives_up_who_does_not_listen(fast: servers.ServerProce
         url = f"http://{front.address}"
         with connected(url) as listener:
             listener.sendall(post(spoken))
-            await until(lambda: fast.router is not None and '"reason": "CLIENT_STALLED"' in fast.router.log())
+            await until(lambda: '"reason": "CLIENT_STALLED"' in router_of(fast).log())
             await servers.all_free(list(fast.addresses.values()))
             told = await asyncio.to_thread(heard, listener)
             assert b'"CLIENT_STALLED"' in told.body, "what was cut off looks whole"
@@ -237,19 +233,17 @@ async def test_after_its_grace_it_breaks_them_off(endless: servers.ServerProcess
         front.terminate()
         assert (await asyncio.to_thread(heard, connection)).status == 0, "a stream that was broken off looks whole"
         assert await asyncio.to_thread(front.wait) == 0
-    assert endless.router is not None
-    await until(partial(_is_idle, endless.router))
+    await until(partial(_is_idle, router_of(endless)))
 
 
 @lengths.drawn_cells(1, "blow", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_gateway_that_is_lost_holds_no_place(fast: servers.ServerProcesses, tmp_path: Path, blow: signal.Signals) -> None:
-    assert fast.router is not None
     with gateway(fast.address, tmp_path) as front, connected(f"http://{front.address}") as connection:
         connection.sendall(post(STREAM))
         assert await asyncio.to_thread(connection.recv, 1 << 10)
         os.kill(front.pid, blow)
         try:
-            await until(partial(_is_idle, fast.router))
+            await until(partial(_is_idle, router_of(fast)))
         finally:
             if blow == signal.SIGSTOP:
                 os.kill(front.pid, signal.SIGCONT)
@@ -265,14 +259,13 @@ async def test_a_stream_goes_on_when_its_router_is_lost_and_comes_back(tmp_path:
     flags = ("--address", take_address())
     with ExitStack() as running:
         stack = running.enter_context(servers.stack(tmp_path, options={"interval_s": 0.02, "length": 200}, router_args=flags))
-        assert stack.router is not None
         front = running.enter_context(gateway(stack.address, tmp_path))
         connection = running.enter_context(connected(f"http://{front.address}"))
         connection.sendall(post({**STREAM, "max_tokens": 120}))
         assert await asyncio.to_thread(connection.recv, 64, socket.MSG_PEEK)
         await until(lambda: len(connection.recv(1 << 16, socket.MSG_PEEK)) > 4000)
-        stack.router.process.kill()
-        stack.router.wait()
+        router_of(stack).process.kill()
+        router_of(stack).wait()
         stages = ",".join(f"{kind}={address}" for kind, address in stack.addresses.items())
         words = ("--pipeline", "toy", "--stages", stages, "--grace", "5", *flags)
         again = running.enter_context(servers.ServerProcess("omnistage.router", *words, log_folder=tmp_path))

@@ -22,12 +22,12 @@ from helpers import lengths, servers
 from helpers.gateway import gateway
 from helpers.metrics import fetched, value
 from helpers.servers import NotReady, ServerProcess
-from helpers.videos import SEED, ask, by, frames, get, over, until_it_is
+from helpers.videos import SEED, SLOW_CHAIN, ask, by, film_job, frames, get, over, until_it_is
 from helpers.waiting import until
 from omnistage.client.errors import OverloadedError, RequestError, StageLostError, StartingError, UnavailableError
 from omnistage.gateway import film_jobs
 from omnistage.gateway.film_jobs import AGAIN_S, pause_s
-from omnistage.gateway.film_store import DATABASE, FilmJob, Growing
+from omnistage.gateway.film_store import DATABASE, Growing
 from omnistage.models.toy.files import png
 
 LONG: dict[str, Any] = {"steps": 30}
@@ -41,9 +41,7 @@ LARGE: dict[str, Any] = {"size": "128x128", "frames": 40, "steps": 1}
 @pytest.fixture(scope="module")
 def film_maker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.ServerProcesses]:
     """It pauses before each step."""
-    folder = tmp_path_factory.mktemp("film")
-    chain: dict[str, Any] = {"kinds": ["diffusion"], "pipeline": "toy-film", "family": "toy-film", "options": {"interval_s": 0.1}}
-    with servers.stack(folder, **chain) as stack:
+    with servers.stack(tmp_path_factory.mktemp("film"), **SLOW_CHAIN) as stack:
         yield stack
 
 
@@ -52,6 +50,19 @@ def kept(router: str, folder: Path, *flags: str) -> Iterator[tuple[str, ServerPr
     """A gateway that keeps its films in a folder of this one; its URL."""
     with gateway(router, folder, "--video-folder", str(folder / "films"), *flags) as server:
         yield f"http://{server.address}", server
+
+
+async def ended(url: str, key: str = "ann", **options: Any) -> dict[str, Any]:
+    """The last state of a film that is asked for now."""
+    return await over(url, ask(url, key, **options).json()["id"], key)
+
+
+def delete(url: str, name: str) -> httpx2.Response:
+    return httpx2.delete(f"{url}/v1/videos/{name}", headers=by("ann"), timeout=60)
+
+
+async def until_one_waits(server: ServerProcess) -> None:
+    await until(lambda: any(json.loads(line)["event"] == "film.waits" for line in server.log().splitlines()))
 
 
 def left(folder: Path) -> set[str]:
@@ -69,7 +80,7 @@ async def test_films_outlive_their_gateway(how: signal.Signals, key: str, film_m
     """One is finished, one is made, two wait, one of them with a picture. Whoever gave no key is known by his address."""
     sketch = np.arange(64, dtype=np.uint8).reshape(8, 8)
     with kept(film_maker.address, tmp_path, "--video-runs", "1") as (url, server):
-        finished = await over(url, ask(url, key, steps=1).json()["id"], key)
+        finished = await ended(url, key, steps=1)
         running = ask(url, key, seed=6, **LONG).json()["id"]
         waiting = ask(url, key, seed=7, steps=2).json()["id"]
         asked = {"prompt": "a cat", "seed": "8", "frames": "11", "steps": "2"}
@@ -83,16 +94,11 @@ async def test_films_outlive_their_gateway(how: signal.Signals, key: str, film_m
     with kept(film_maker.address, tmp_path, "--video-runs", "2") as (url, _):
         assert get(url, f"/{finished['id']}", key).json() == finished
         assert get(url, f"/{finished['id']}/content", key).content == frames(steps=1)
-        expected = {
-            running: frames(6, steps=LONG["steps"]),
-            waiting: frames(7, steps=2),
-            pictured: frames(8, steps=2, shown=int(sketch.sum())),
-        }
-        for name, film in expected.items():
+        films = (frames(6, steps=LONG["steps"]), frames(7, steps=2), frames(8, steps=2, shown=int(sketch.sum())))
+        for name, film in zip((running, waiting, pictured), films, strict=True):
             assert (await over(url, name, key))["status"] == "completed"
             assert get(url, f"/{name}/content", key).content == film
-        assert len(get(url, "", key).json()["data"]) == 4
-        assert get(url, "", "somebody-else").json()["data"] == []
+        assert len(get(url, "", key).json()["data"]) == 4 and get(url, "", "somebody-else").json()["data"] == []
         assert left(tmp_path) == {".bin"}
 
 
@@ -111,7 +117,7 @@ async def test_a_film_that_is_read_while_its_gateway_ends_is_finished(film_maker
 @lengths.long_form("gateway/test_film_jobs.py::test_the_oldest_films_make_way", unkept="a film goes when its time has come")
 async def test_a_film_is_deleted_when_its_time_has_come(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     with kept(film_maker.address, tmp_path, "--video-kept", "2") as (url, server):
-        shown = await over(url, ask(url, steps=1).json()["id"])
+        shown = await ended(url, steps=1)
         assert get(url, f"/{shown['id']}/content").status_code == 200
         await until(lambda: get(url, f"/{shown['id']}").status_code == 404)
         assert time.time() >= shown["expires_at"]
@@ -123,16 +129,14 @@ async def test_a_film_is_deleted_when_its_time_has_come(film_maker: servers.Serv
 async def test_the_oldest_films_make_way(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     film_bytes = 40 * 128 * 128
     with kept(film_maker.address, tmp_path, "--video-bytes", str(2 * film_bytes + 280)) as (url, server):
-        names = []
-        for seed in (1, 2):
-            names.append(ask(url, seed=seed, **LARGE).json()["id"])
-            assert (await over(url, names[-1]))["status"] == "completed"
-        assert get(url, f"/{names[0]}").status_code == 404
-        assert get(url, f"/{names[1]}/content").content == frames(2, 40, steps=1, side=128)
+        first, second = [await ended(url, seed=seed, **LARGE) for seed in (1, 2)]
+        assert first["status"] == second["status"] == "completed"
+        assert get(url, f"/{first['id']}").status_code == 404
+        assert get(url, f"/{second['id']}/content").content == frames(2, 40, steps=1, side=128)
         page = fetched(server.metrics_address)
         assert film_bytes < value(page, "omnistage_gateway_film_bytes") < film_bytes + 2000  # With the row of its job.
         assert value(page, "omnistage_gateway_films_ended_total", status="completed", code="OK") == 2
-        too_large = await over(url, ask(url, size="256x256", frames=20, steps=1).json()["id"])
+        too_large = await ended(url, size="256x256", frames=20, steps=1)
         assert (too_large["status"], too_large["error"]["code"], too_large["bytes"]) == ("failed", "too_large", 0)
         assert left(tmp_path) <= {".bin"}  # The other film may have gone while this one grew to half of the room.
 
@@ -148,17 +152,14 @@ async def test_one_that_is_deleted_is_made_no_more(film_maker: servers.ServerPro
         await until_it_is(("in_progress",), url, running)
         await until(lambda: drawn() == 1)
         for name in (waiting, running):
-            answer = httpx2.delete(f"{url}/v1/videos/{name}", headers=by("ann"))
-            assert answer.json() == {"id": name, "object": "video.deleted", "deleted": True}
+            assert delete(url, name).json() == {"id": name, "object": "video.deleted", "deleted": True}
             assert get(url, f"/{name}").status_code == 404
         await until(lambda: drawn() == 0)
-        assert (await over(url, ask(url, steps=1).json()["id"]))["status"] == "completed"
+        assert (await ended(url, steps=1))["status"] == "completed"
         assert value(fetched(server.metrics_address), "omnistage_gateway_films_ended_total", status="deleted", code="CANCELLED") == 2
 
 
-async def test_only_so_many_wait_and_one_host_has_a_part_of_them_whatever_keys_it_invents(
-    film_maker: servers.ServerProcesses, tmp_path: Path
-) -> None:
+async def test_one_host_has_a_part_of_the_places_whatever_keys_it_invents(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     with kept(film_maker.address, tmp_path, "--video-jobs", "4", "--video-runs", "1") as (url, _):
         names = [ask(url, "ann", **LONG).json()["id"] for _ in range(3)]
         refused = ask(url, "ann", **LONG)
@@ -166,7 +167,7 @@ async def test_only_so_many_wait_and_one_host_has_a_part_of_them_whatever_keys_i
         assert ask(url, "ben", steps=1).status_code == ask(url, "", steps=1).status_code == 503
         assert ask(url, "ann", host="127.0.0.2", steps=1).status_code == 200
         assert ask(url, "cat", host="127.0.0.3", steps=1).status_code == 503
-        httpx2.delete(f"{url}/v1/videos/{names[2]}", headers=by("ann"))
+        delete(url, names[2])
         assert ask(url, "cat", host="127.0.0.3", steps=1).status_code == 200
 
 
@@ -177,7 +178,7 @@ async def test_clients_take_turns(film_maker: servers.ServerProcesses, tmp_path:
         await until_it_is(("in_progress",), url, long[1])
         later = ask(url, "ann", **LONG).json()["id"]
         late = ask(url, "ben", steps=1).json()["id"]
-        httpx2.delete(f"{url}/v1/videos/{long[0]}", headers=by("ann"))
+        delete(url, long[0])
         assert (await over(url, late, "ben"))["status"] == "completed"
         assert get(url, f"/{long[1]}").json()["status"] == "in_progress"
         assert get(url, f"/{later}").json()["progress"] < 100
@@ -210,7 +211,7 @@ async def test_a_film_waits_for_a_router_that_is_away(film_maker: servers.Server
             await until_it_is(("in_progress",), url, name)
             first.process.kill()
             first.wait()
-            await until(lambda: any(json.loads(line)["event"] == "film.waits" for line in server.log().splitlines()))
+            await until_one_waits(server)
             assert get(url, f"/{name}").json()["status"] == "queued"
             with ServerProcess("omnistage.router", *flags, "--address", first.address, log_folder=tmp_path) as second:
                 second.wait_ready()
@@ -223,15 +224,14 @@ async def test_a_film_waits_for_a_router_that_is_away(film_maker: servers.Server
     "gateway/test_film_jobs.py::test_a_film_waits_for_a_router_that_is_away",
 )
 async def test_a_film_whose_stage_is_lost_is_made_when_it_is_back(tmp_path: Path) -> None:
-    chain: dict[str, Any] = {"kinds": ["diffusion"], "pipeline": "toy-film", "family": "toy-film", "options": {"interval_s": 0.1}}
-    with servers.stack(tmp_path, **chain) as stack, kept(stack.address, tmp_path) as (url, server):
+    with servers.stack(tmp_path, **SLOW_CHAIN) as stack, kept(stack.address, tmp_path) as (url, server):
         name = ask(url, **LONG).json()["id"]
         await until(lambda: get(url, f"/{name}").json()["progress"] > 3)
         lost = stack.stages["diffusion"]
         lost.process.kill()
         lost.wait()
-        await until(lambda: any(json.loads(line)["event"] == "film.waits" for line in server.log().splitlines()))
-        flags = [*servers.stage_flags(chain["options"], "toy-film"), "--address", lost.address]
+        await until_one_waits(server)
+        flags = [*servers.stage_flags(SLOW_CHAIN["options"], "toy-film"), "--address", lost.address]
         with ServerProcess("omnistage.diffusion", *flags, log_folder=tmp_path) as again:
             again.wait_ready()
             assert (await over(url, name))["status"] == "completed"
@@ -239,8 +239,7 @@ async def test_a_film_whose_stage_is_lost_is_made_when_it_is_back(tmp_path: Path
 
 
 def test_a_film_that_ends_servers_is_not_begun_for_ever() -> None:
-    given: dict[str, Any] = {"created_at": 1, "prompt": "a cat", "options": {}, "model": "", "size": "", "seconds": ""}
-    loses, waits, busy = (FilmJob("video_1", "ann", **given) for _ in range(3))
+    loses, waits, busy = (film_job() for _ in range(3))
     loses.progress = 5
     assert [pause_s(StageLostError("lost"), loses) for _ in range(3)] == [AGAIN_S, AGAIN_S, None]
     pauses = [pause_s(StageLostError("none is reachable"), waits) for _ in range(24)]
@@ -252,18 +251,18 @@ def test_a_film_that_ends_servers_is_not_begun_for_ever() -> None:
 
 async def test_a_full_disk_costs_one_film_alone(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     with kept(film_maker.address, tmp_path) as (url, server):
-        before = await over(url, ask(url, steps=1).json()["id"])
+        before = await ended(url, steps=1)
         resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (MIB // 2, resource.RLIM_INFINITY))
-        failed = await over(url, ask(url, **LARGE).json()["id"])
+        failed = await ended(url, **LARGE)
         assert (failed["status"], failed["error"]["code"]) == ("failed", "disk_full") and "cannot write" in failed["error"]["message"]
         noise = np.random.default_rng(1).integers(0, 256, (900, 900), dtype=np.uint8)
         refused = httpx2.post(f"{url}/v1/videos", files={"input_reference": png(noise)}, data={"prompt": "a cat"}, headers=by("ann"))
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "disk_full")
         assert get(url, f"/{before['id']}/content").content == frames(steps=1)
         assert left(tmp_path) == {".bin"}
-        assert (await over(url, ask(url, steps=2).json()["id"]))["status"] == "completed"
+        assert (await ended(url, steps=2))["status"] == "completed"
         resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        assert (await over(url, ask(url, **LARGE).json()["id"]))["status"] == "completed"
+        assert (await ended(url, **LARGE))["status"] == "completed"
 
 
 async def test_a_film_that_a_full_disk_cannot_hold_leaves_no_file(tmp_path: Path) -> None:
@@ -282,7 +281,7 @@ async def test_a_film_that_a_full_disk_cannot_hold_leaves_no_file(tmp_path: Path
 async def test_a_job_of_nobody_costs_no_other(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     """The name of its client can be no key."""
     with kept(film_maker.address, tmp_path) as (url, _):
-        names = [(await over(url, ask(url, seed=number, steps=1).json()["id"]))["id"] for number in range(2)]
+        names = [(await ended(url, seed=number, steps=1))["id"] for number in range(2)]
     with sqlite3.connect(tmp_path / "films" / DATABASE) as database:
         (row,) = database.execute("SELECT job FROM jobs WHERE id = ?", (names[0],)).fetchone()
         database.execute("UPDATE jobs SET job = ? WHERE id = ?", (json.dumps({**json.loads(row), "who": "\N{CAT}"}), names[0]))
@@ -293,15 +292,13 @@ async def test_a_job_of_nobody_costs_no_other(film_maker: servers.ServerProcesse
 async def test_nobody_makes_the_films_of_another_host_go(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     """However many jobs it sends that fail at once."""
     with kept(film_maker.address, tmp_path, "--video-bytes", str(MIB)) as (url, _):
-        honest = (await over(url, ask(url, steps=1).json()["id"]))["id"]
+        honest = (await ended(url, steps=1))["id"]
         for number in range(20):
-            job = ask(url, f"key {number}", "127.0.0.2", prompt="\N{CAT}" * 30_000, options={"nonsense": "1"}).json()["id"]
-            await over(url, job, f"key {number}")
+            await ended(url, f"key {number}", host="127.0.0.2", prompt="\N{CAT}" * 30_000, options={"nonsense": "1"})
         assert get(url, f"/{honest}").json()["status"] == "completed"
         assert get(url, f"/{honest}/content").status_code == 200
-    ended: dict[str, Any] = {"created_at": 1, "prompt": "", "options": {}, "model": "", "size": "", "seconds": "", "ended_at": 1.0}
-    evil = [FilmJob(f"video_{n}", f"key {n}", **ended, status="failed", host="evil") for n in range(film_jobs.MOST_KEPT)]
-    jobs = [FilmJob("video_x", "ann", **ended, status="completed", host="honest"), *evil]
+    evil = [film_job(f"video_{n}", f"key {n}", ended_at=1.0, status="failed", host="evil") for n in range(film_jobs.MOST_KEPT)]
+    jobs = [film_job("video_x", ended_at=1.0, status="completed", host="honest"), *evil]
     assert film_jobs._first_to_go(jobs, lambda job: 1) is jobs[1]
 
 
@@ -321,12 +318,11 @@ async def test_many_who_ask_at_once_get_no_more_jobs_than_there_may_be(film_make
     """Room is made for each of them, which other requests do not wait for."""
     with kept(film_maker.address, tmp_path, "--video-bytes", str(MIB), "--video-jobs", "4") as (url, _):
         for number in range(8):  # Rows that must go.
-            await over(url, ask(url, seed=number, prompt="\N{CAT}" * 30_000, options={"word": "x"}).json()["id"])
+            await ended(url, seed=number, prompt="\N{CAT}" * 30_000, options={"word": "x"})
+        body = {"prompt": "\N{CAT}" * 30_000, **LONG}
         async with httpx2.AsyncClient() as client:
-            bodies = [{"prompt": "\N{CAT}" * 30_000, "seed": number, **LONG} for number in range(12)]
-            answers = await asyncio.gather(
-                *(client.post(f"{url}/v1/videos", json=body, headers=by(f"key-{body['seed']}")) for body in bodies)
-            )
+            asking = [client.post(f"{url}/v1/videos", json={**body, "seed": n}, headers=by(f"key-{n}")) for n in range(12)]
+            answers = await asyncio.gather(*asking)
         assert sorted(answer.status_code for answer in answers) == [200] * 3 + [503] * 9
         assert ask(url, host="127.0.0.2").status_code == 200
 
@@ -334,11 +330,8 @@ async def test_many_who_ask_at_once_get_no_more_jobs_than_there_may_be(film_make
 async def test_what_a_job_holds_beside_its_film_is_counted(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     """The rows of jobs that ended make way for new ones, and the folder stays within its bytes."""
     with kept(film_maker.address, tmp_path, "--video-bytes", str(MIB)) as (url, _):
-        names = []
-        for number in range(14):
-            options: dict[str, Any] = {"prompt": "\N{CAT}" * 30_000, "options": {"word": "x" * 60_000}, "steps": 1, "frames": 2}
-            names.append(ask(url, seed=number, **options).json()["id"])
-            await over(url, names[-1])
+        options: dict[str, Any] = {"prompt": "\N{CAT}" * 30_000, "options": {"word": "x" * 60_000}, "steps": 1, "frames": 2}
+        names = [(await ended(url, seed=number, **options))["id"] for number in range(14)]
         left_jobs = [job["id"] for job in get(url, "?limit=100&order=asc").json()["data"]]
         assert left_jobs and left_jobs == names[-len(left_jobs) :] and len(left_jobs) < len(names)
     with sqlite3.connect(tmp_path / "films" / DATABASE) as database:
@@ -365,16 +358,15 @@ async def test_jobs_that_hold_all_they_may_go_on_after_a_restart(film_maker: ser
     texts_bytes = 4 * rounds * (32_000 + 65_000 // 2)
     with kept(film_maker.address, tmp_path, *flags, "--video-runs", "2") as (url, server):
         assert peak_bytes(server.pid) - empty_bytes < texts_bytes + 32 * MIB
-        httpx2.delete(f"{url}/v1/videos/{first}", headers=by("ann"))
-        ended = [await over(url, job["id"]) for job in jobs]
-        outcomes = [(job["status"], (job["error"] or {}).get("code")) for job in ended]
+        delete(url, first)
+        states = [await over(url, job["id"]) for job in jobs]
+        outcomes = [(job["status"], (job["error"] or {}).get("code")) for job in states]
         assert outcomes == rounds // 2 * [("completed", None), ("failed", "invalid_value")]
 
 
 async def test_a_film_that_has_more_than_half_of_the_room_costs_no_other(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     with kept(film_maker.address, tmp_path, "--video-bytes", str(MIB)) as (url, _):
-        first = await over(url, ask(url, steps=1).json()["id"])
-        large = await over(url, ask(url, **LARGE).json()["id"])
+        first, large = await ended(url, steps=1), await ended(url, **LARGE)
         assert (large["status"], large["error"]["code"]) == ("failed", "too_large")
         assert get(url, f"/{first['id']}/content").content == frames(steps=1)
 
@@ -386,21 +378,17 @@ async def test_a_folder_is_of_one_gateway(film_maker: servers.ServerProcesses, t
         assert get(url).json()["data"] == []
 
 
-async def test_without_a_folder_nothing_is_left(
-    film_maker: servers.ServerProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_folder_nothing_is_left(film_maker: servers.ServerProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with gateway(film_maker.address, tmp_path) as server:
         url = f"http://{server.address}"
-        shown = await over(url, ask(url, steps=1).json()["id"])
+        shown = await ended(url, steps=1)
         assert get(url, f"/{shown['id']}/content").content == frames(steps=1)
         assert temporary(tmp_path)
     assert not temporary(tmp_path)
 
 
-async def test_what_a_killed_gateway_leaves_goes_with_the_next_one(
-    film_maker: servers.ServerProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_next_one_removes_leftovers(film_maker: servers.ServerProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folders of others stay: one that runs, one that has just begun, one that a stack has made for its gateway."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     others = [tmp_path / f"omnistage-films-{name}" for name in ("newborn_", "0123456789ab")]
@@ -431,25 +419,23 @@ def locked(folder: Path) -> Iterator[None]:
         database.close()
 
 
-async def test_a_film_that_cannot_be_deleted_is_still_there_and_can_be_deleted_later(
-    film_maker: servers.ServerProcesses, tmp_path: Path
-) -> None:
+async def test_a_film_that_cannot_be_deleted_is_still_there(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     with kept(film_maker.address, tmp_path) as (url, _):
-        name = (await over(url, ask(url, steps=1).json()["id"]))["id"]
+        name = (await ended(url, steps=1))["id"]
         with locked(tmp_path):
-            refused = httpx2.delete(f"{url}/v1/videos/{name}", headers=by("ann"), timeout=60)
+            refused = delete(url, name)
             unkept = httpx2.post(f"{url}/v1/videos", json={"prompt": "a cat"}, headers=by("ann"), timeout=60)
         for answer, told in ((refused, "cannot delete a video"), (unkept, "cannot keep a video")):
             error = answer.json()["error"]
             assert (answer.status_code, error["code"]) == (503, "not_written") and told in error["message"]
         assert [job["id"] for job in get(url).json()["data"]] == [name]
-        assert httpx2.delete(f"{url}/v1/videos/{name}", headers=by("ann")).status_code == 200
+        assert delete(url, name).status_code == 200
         assert get(url, f"/{name}").status_code == 404 and left(tmp_path) == set()
 
 
 async def test_a_film_whose_file_was_removed_by_hand_has_failed(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     with kept(film_maker.address, tmp_path) as (url, _):
-        name = (await over(url, ask(url, steps=1).json()["id"]))["id"]
+        name = (await ended(url, steps=1))["id"]
         for path in (tmp_path / "films").glob(f"{name}.*"):
             path.unlink()
         answer = get(url, f"/{name}/content")
@@ -460,22 +446,19 @@ async def test_a_film_whose_file_was_removed_by_hand_has_failed(film_maker: serv
 
 async def test_a_range_that_is_none_is_refused_in_the_shape_of_the_interface(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     with kept(film_maker.address, tmp_path) as (url, _):
-        shown = await over(url, ask(url, steps=1).json()["id"])
+        shown = await ended(url, steps=1)
         place, size = f"/{shown['id']}/content", shown["bytes"]
-        for asked, status in {
-            "bytes=5-2": 400,
-            "bytes=a-b": 400,
-            "bytes=": 400,
-            "bytes=-": 400,
-            "lines=0-1": 400,
-            f"bytes={size}-": 416,
-            "bytes=" + ",".join(f"{number}-{number}" for number in range(101)): 416,
-        }.items():
+        beyond = (f"bytes={size}-", "bytes=" + ",".join(f"{number}-{number}" for number in range(101)))
+        refusals = dict.fromkeys(("bytes=5-2", "bytes=a-b", "bytes=", "bytes=-", "lines=0-1"), 400) | dict.fromkeys(beyond, 416)
+        for asked, status in refusals.items():
             answer = get(url, place, Range=asked)
             assert (answer.status_code, answer.json()["error"]["param"]) == (status, "Range"), asked
         whole = get(url, place).content
-        for asked, part in {"bytes=3-9": whole[3:10], "bytes=-4": whole[-4:], f"bytes={size - 1}-": whole[-1:]}.items():
-            assert get(url, place, Range=asked).content == part, asked
+        for asked, begin, end in (("bytes=3-9", 3, 10), ("bytes=-4", size - 4, size), (f"bytes={size - 1}-", size - 1, size)):
+            answer = get(url, place, Range=asked)
+            assert (answer.status_code, answer.content) == (206, whole[begin:end]), asked
+            assert answer.headers["content-range"] == f"bytes {begin}-{end - 1}/{size}"
+        assert get(url, f"{place}?stream=true").content == whole
         head = httpx2.head(f"{url}/v1/videos{place}", headers=by("ann"))
         assert (head.status_code, head.content, head.headers["content-length"]) == (200, b"", str(size))
 

@@ -8,7 +8,6 @@ import random
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +88,7 @@ def test_what_is_held_already_may_become_less_whoever_came_meanwhile() -> None:
 def test_texts_and_files_are_measured_wherever_they_are() -> None:
     turns = [{"role": "user", "content": [{"type": "text", "text": "abc"}, {"type": "image_url", "image_url": b"12345"}]}]
     words = ("role", "user", "content", "type", "text", "text", "type", "image_url", "image_url")
-    assert size_of((turns,)) == sum(map(len, words)) + 3 + 5
-    assert size_of({"x": ("日本", 1, None, 2.5)}) == 1 + 8
+    assert size_of((turns,)) == sum(map(len, words)) + 3 + 5 and size_of({"x": ("日本", 1, None, 2.5)}) == 1 + 8
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +96,11 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.ServerPro
     """A toy whose answers take longer than the tests."""
     with servers.stack(tmp_path_factory.mktemp("slow"), options={"interval_s": 5.0}, router_args=("--max-sessions", "64")) as running:
         yield running
+
+
+def with_spaces(size_bytes: int, sent_bytes: int | None = None) -> bytes:
+    """A question of so many spaces, of which some are sent."""
+    return head("POST", CHAT, {**JSON, "Content-Length": str(size_bytes)}) + b" " * (size_bytes if sent_bytes is None else sent_bytes)
 
 
 def with_values(count: int) -> bytes:
@@ -129,16 +132,13 @@ async def ask_and_wait(stack: ExitStack, url: str, slow: servers.ServerProcesses
         await watch_until(slow.addresses["thinker"], lambda report, number=number: report.sessions == number)  # type: ignore[misc]
 
 
-async def test_what_no_answer_needs_counts_until_the_rest_was_copied(
-    slow: servers.ServerProcesses, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_no_answer_needs_counts_until_the_rest_is_copied(slow: servers.ServerProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of these bodies counts for half of all that one host may have."""
     monkeypatch.setattr(accounts, "BODIES_BYTES", 16 * MIB)
     async with local_gateway(slow.address) as (url, _):
         with ExitStack() as stack:
             await ask_and_wait(stack, url, slow, 5, with_values(MIB // 16))
-            large = head("POST", CHAT, {**JSON, "Content-Length": str(4 * MIB)}) + b" " * (4 * MIB)
-            refused = await asyncio.to_thread(answer, url, large)
+            refused = await asyncio.to_thread(answer, url, with_spaces(4 * MIB))
             assert (refused.status, refused.error["code"]) == (400, "invalid_json"), "it has room"
         await all_free([*slow.addresses.values()])
 
@@ -165,12 +165,10 @@ async def test_each_of_several_answers_has_its_copy_of_the_media(slow: servers.S
     await all_free([*slow.addresses.values()])
 
 
-async def test_all_bodies_together_have_a_bound_and_one_host_a_share_of_it(
-    toy: servers.ServerProcesses, taken: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_all_bodies_together_have_a_bound(toy: servers.ServerProcesses, taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accounts, "BODIES_BYTES", 4 * MIB)
     monkeypatch.setattr(accounts, "SMALL_BODIES_BYTES", 0)
-    half = head("POST", CHAT, {**JSON, "Content-Length": str(2 * MIB)}) + b" " * (2 * MIB - 64 * 1024)
+    half = with_spaces(2 * MIB, 2 * MIB - 64 * 1024)
     async with local_gateway(toy.address) as (url, door):
         with connected(url) as holder:
             await asyncio.to_thread(holder.sendall, half)
@@ -181,7 +179,7 @@ async def test_all_bodies_together_have_a_bound_and_one_host_a_share_of_it(
                 small = await asyncio.to_thread(answer, url, post(), source=host)
                 assert small.status == 200, "small ones still have room"
         await until(lambda: door.running == 0)
-        refused = await asyncio.to_thread(answer, url, head("POST", CHAT, {**JSON, "Content-Length": str(MIB)}) + b" " * MIB)
+        refused = await asyncio.to_thread(answer, url, with_spaces(MIB))
         assert refused.status == 400, "what the others held is free again"
 
 
@@ -206,9 +204,7 @@ def drawn_request(source: random.Random) -> tuple[str, list[bytes]]:
 
 
 @lengths.rounds(100, 500)
-async def test_whatever_is_sent_nothing_is_held_at_the_end_and_others_are_answered(
-    toy: servers.ServerProcesses, monkeypatch: pytest.MonkeyPatch, seed: int, rounds: int
-) -> None:
+async def test_whatever_is_sent_all_is_freed(toy: servers.ServerProcesses, monkeypatch: pytest.MonkeyPatch, seed: int, rounds: int) -> None:
     monkeypatch.setattr(accounts, "BODIES_BYTES", 4 * MIB)
     monkeypatch.setattr(accounts, "SMALL_BODIES_BYTES", MIB // 4)
     source, ledgers = random.Random(seed), list[tuple[Ledger, int]]()
@@ -247,10 +243,6 @@ async def test_whatever_is_sent_nothing_is_held_at_the_end_and_others_are_answer
     assert len(ledgers) == 3, "large bodies, small ones, media that are fetched"
 
 
-def is_held(taken: list[int], held_bytes: int) -> bool:
-    return sum(taken) == held_bytes
-
-
 async def test_small_requests_have_a_reserve(toy: servers.ServerProcesses, taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two hosts hold all that they may, with bodies that do not end."""
     monkeypatch.setattr(accounts, "BODIES_BYTES", 4 * MIB)
@@ -258,9 +250,8 @@ async def test_small_requests_have_a_reserve(toy: servers.ServerProcesses, taken
         with ExitStack() as stack:
             for host, size_bytes, held_bytes in (("127.0.0.1", 3 * MIB, 3 * MIB), ("127.0.0.2", MIB * 3 // 4, MIB * 15 // 4)):
                 holder = stack.enter_context(connected(url, host))
-                part = head("POST", CHAT, {**JSON, "Content-Length": str(8 * MIB)}) + b" " * size_bytes
-                await asyncio.to_thread(holder.sendall, part)
-                await until(partial(is_held, taken, held_bytes))
+                await asyncio.to_thread(holder.sendall, with_spaces(8 * MIB, size_bytes))
+                await until(lambda held_bytes=held_bytes: sum(taken) == held_bytes)  # type: ignore[misc]
             for host in HOSTS:
                 small = await asyncio.to_thread(answer, url, post(), source=host)
                 assert small.status == 200

@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +21,9 @@ import pytest
 from playwright.async_api import Request, Route, expect
 
 from helpers import lengths, servers
-from helpers.browser import ask, browser, heard, needs_chromium, opened, serious_faults
+from helpers.browser import ask, browser, heard, needs_chromium, opened, page_at, page_of, serious_faults
 from helpers.fleet import fleet
-from helpers.gateway import gateway
+from helpers.gateway import gateway, router_of
 from helpers.page_picture import take_picture
 from helpers.servers import ServerProcess
 from helpers.waiting import until
@@ -34,7 +34,7 @@ SEED = 7
 QUESTION = "Hello"
 TEXT = formulas.text(SEED, QUESTION, formulas.NATURAL_LENGTH).strip()
 SOUND = formulas.audio(SEED, QUESTION, formulas.NATURAL_LENGTH)
-PHONE = {"viewport": {"width": 375, "height": 800}, "has_touch": True, "is_mobile": True}
+PHONE: dict[str, Any] = {"viewport": {"width": 375, "height": 800}, "has_touch": True, "is_mobile": True}
 KEY = "s3cret-of-ann"
 MOST_PICTURE_BYTES = 200_000
 
@@ -106,9 +106,7 @@ def place(router: str, tmp_path: Path) -> Iterator[GatewayInUse]:
 
 async def it_draws(place: GatewayInUse) -> None:
     """Previews come and go; the last one makes way for the picture that the same seed gives whoever asks. All are seen, on a phone too."""
-    async with browser(**PHONE) as context:
-        watched = await opened(context, place.url)
-        page = watched.page
+    async with page_at(place.url, **PHONE) as page:
         await page.evaluate(WATCH_PICTURES)
         await page.get_by_text("Draw", exact=True).click()
         await page.locator("#model").select_option("toy-picture")
@@ -119,22 +117,17 @@ async def it_draws(place: GatewayInUse) -> None:
         whole = httpx2.post(f"{place.url}/v1/images/generations", json=asked).json()["data"][0]["b64_json"]
         assert await shown.get_attribute("src") == f"data:image/png;base64,{whole}"
         *previews, last = await page.evaluate("seen")
-        assert len(previews) >= 2
-        assert last not in previews
-        assert await page.locator("#timeline .marks.diffusion").count() == 1
-        assert await serious_faults(page) == []
+        assert len(previews) >= 2 and last not in previews
+        assert await page.locator("#timeline .marks.diffusion").count() == 1 and await serious_faults(page) == []
         await ask(page, "A cat", SEED)  # Below what is in sight.
         await expect(shown).to_have_count(2)
         await expect(shown.last).to_be_in_viewport(ratio=0.7)
-        await watched.check(place.url)
 
 
 async def it_sees(place: GatewayInUse) -> None:
     """A picture that was chosen goes with the question, and with a drawing."""
     picture = files.png(np.arange(64, dtype=np.uint8).reshape(8, 8))
-    async with browser() as context:
-        watched = await opened(context, place.url)
-        page = watched.page
+    async with page_at(place.url) as page:
         await page.locator("#model").select_option("toy-omni")
         await page.locator("#file").set_input_files({"name": "cat.png", "mimeType": "image/png", "buffer": picture})
         await page.get_by_role("img", name="cat.png").wait_for()
@@ -153,14 +146,11 @@ async def it_sees(place: GatewayInUse) -> None:
         await expect(page.locator("#pictures img")).to_have_count(1)
         await ask(page, "A cat", SEED)
         await page.locator(".assistant:not(.live) .whole").first.wait_for()
-        await watched.check(place.url)
 
 
 async def it_makes_sound(place: GatewayInUse) -> None:
     """The page asks for a described sound; all of it goes to the loudspeaker."""
-    async with browser() as context:
-        watched = await opened(context, place.url)
-        page = watched.page
+    async with page_at(place.url) as page:
         await page.get_by_text("Sound", exact=True).click()
         await expect(page.locator("#attach")).to_be_hidden()
         await page.get_by_label("Seconds").fill("0.5")
@@ -170,7 +160,6 @@ async def it_makes_sound(place: GatewayInUse) -> None:
         await page.get_by_text(f"toy-film · seed {SEED}").wait_for()
         await expect(page.get_by_role("link", name="Save sound")).to_be_visible()
         assert await serious_faults(page) == []
-        await watched.check(place.url)
 
 
 async def it_plays_the_mean_of_two_channels(place: GatewayInUse) -> None:
@@ -183,14 +172,11 @@ async def it_plays_the_mean_of_two_channels(place: GatewayInUse) -> None:
         {"type": "audio.done", "usage": {"stages": []}, "seed": SEED, "pipeline": "toy-film", "session_id": "0"},
     ]
     body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
-    async with browser() as context:
-        watched = await opened(context, place.url)
-        page = watched.page
+    async with page_at(place.url) as page:
         await page.route("**/v1/audio/generate", lambda route: route.fulfill(content_type="text/event-stream", body=body))
         await page.get_by_text("Sound", exact=True).click()
         await ask(page, "Rain", SEED)
         await heard(page, (np.trunc(whole[:, 0] * 32768 / 2) / 32768).astype(np.float32))
-        await watched.check(place.url)
 
 
 async def with_frames(route: Route) -> None:
@@ -213,9 +199,7 @@ async def listed(place: GatewayInUse, count: int) -> list[dict[str, Any]]:
 
 async def it_makes_films(place: GatewayInUse) -> None:
     """The page asks for a film that no browser plays: the file is there to be saved. A stopped film is deleted."""
-    async with browser() as context:
-        watched = await opened(context, place.url)
-        page = watched.page
+    async with page_at(place.url) as page:
         await page.get_by_text("Film", exact=True).click()
         await page.route("**/v1/videos", with_frames)
         await ask(page, "A cat", SEED)
@@ -236,7 +220,6 @@ async def it_makes_films(place: GatewayInUse) -> None:
         await page.get_by_text("Stopped.").wait_for()
         (left,) = await listed(place, 1)
         assert running["prompt"] == "A dog" and left["prompt"] == "A cat"
-        await watched.check(place.url)
 
 
 async def it_fits_a_phone(place: GatewayInUse) -> None:
@@ -248,18 +231,14 @@ async def it_is_dark_where_that_is_wanted(place: GatewayInUse) -> None:
 
 
 async def _looks(place: GatewayInUse, options: Mapping[str, Any]) -> None:
-    async with browser(**options) as context:
-        watched = await opened(context, place.url)
-        page = watched.page
+    async with page_at(place.url, **options) as page:
         await ask(page, QUESTION, SEED)
         await heard(page, SOUND)
         assert await serious_faults(page) == []
-        assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        assert await page.evaluate(FITS)
+        assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth") and await page.evaluate(FITS)
         await page.locator("#table summary").click()
         await page.get_by_role("button", name="Settings").click()
         assert await serious_faults(page) == []
-        await watched.check(place.url)
 
 
 async def it_speaks_over_plain_http(place: GatewayInUse) -> None:
@@ -267,15 +246,12 @@ async def it_speaks_over_plain_http(place: GatewayInUse) -> None:
     name = "omnistage.example.com"
     with gateway(place.router, place.folder, "--allowed-hosts", name) as server:
         url = f"http://{name}:{server.address.rpartition(':')[2]}"
-        async with browser(f"--host-resolver-rules=MAP {name} 127.0.0.1") as context:
-            watched = await opened(context, url)
-            page = watched.page
+        async with page_at(url, f"--host-resolver-rules=MAP {name} 127.0.0.1") as page:
             assert await page.evaluate("isSecureContext") is False
             await page.get_by_text("plain HTTP").wait_for()
             await ask(page, QUESTION, SEED)
             await heard(page, SOUND)
             await expect(page.locator(".assistant:not(.live) .body")).to_have_text(TEXT)
-            await watched.check(url)
 
 
 async def it_remembers_all_but_the_key(place: GatewayInUse) -> None:
@@ -292,9 +268,8 @@ async def it_remembers_all_but_the_key(place: GatewayInUse) -> None:
         [chat] = [request for request in sent if request.url.endswith("/chat/completions")]
         assert (await chat.all_headers())["authorization"] == f"Bearer {KEY}"
         assert [url for url in watched.urls if KEY in url] == []
-        assert KEY not in await page.evaluate(
-            "JSON.stringify({...localStorage}) + document.cookie + location.href + document.documentElement.outerHTML"
-        )
+        places = "JSON.stringify({...localStorage}) + document.cookie + location.href + document.documentElement.outerHTML"
+        assert KEY not in await page.evaluate(places)
         await page.reload()
         await expect(page.locator(".assistant .body")).to_have_text(TEXT)
         other = (await opened(context, place.url)).page  # Another tab: no key.
@@ -322,46 +297,41 @@ async def it_opens_without_its_gateway(place: GatewayInUse) -> None:
 
 async def it_says_what_went_wrong(place: GatewayInUse) -> None:
     """An error is told in words; the same question is asked again when it may be."""
-    async with browser() as context:
-        with servers.stack(place.folder) as stack, gateway(stack.address, place.folder) as server:
-            page = (await opened(context, f"http://{server.address}")).page
-            assert stack.router is not None
-            stack.router.stop()
-            await ask(page, QUESTION, SEED)
-            failure = page.get_by_role("alert")
-            await failure.locator(".what").wait_for()
-            again = failure.get_by_role("button", name="Try again", exact=True)
-            await expect(again).to_be_enabled()
-            flags = ("--pipeline", "toy", "--stages", ",".join(f"{kind}={at}" for kind, at in stack.addresses.items()))
-            with ServerProcess("omnistage.router", *flags, "--address", stack.address, log_folder=place.folder) as router:
-                router.wait_ready()
-                await again.click()
-                await expect(page.locator(".assistant:not(.live) .body")).to_have_text(TEXT)
-                await expect(failure).to_have_count(0)
+    async with page_of(place.folder) as (page, stack):
+        router_of(stack).stop()
+        await ask(page, QUESTION, SEED)
+        failure = page.get_by_role("alert")
+        await failure.locator(".what").wait_for()
+        again = failure.get_by_role("button", name="Try again", exact=True)
+        await expect(again).to_be_enabled()
+        flags = ("--pipeline", "toy", "--stages", ",".join(f"{kind}={at}" for kind, at in stack.addresses.items()))
+        with ServerProcess("omnistage.router", *flags, "--address", stack.address, log_folder=place.folder) as router:
+            router.wait_ready()
+            await again.click()
+            await expect(page.locator(".assistant:not(.live) .body")).to_have_text(TEXT)
+            await expect(failure).to_have_count(0)
 
 
 async def it_goes_on_when_a_conversation_is_too_long(place: GatewayInUse) -> None:
     """Without its oldest turns, also when the page is opened again. A question that is too long is told, and leaves the rest."""
     room = 2 * len(TEXT)
-    async with browser() as context:
-        with servers.stack(place.folder, options_of={"thinker": {"room": room}}) as stack, gateway(stack.address, place.folder) as server:
-            page = (await opened(context, f"http://{server.address}")).page
-            sent: list[int] = []
-            page.on("request", lambda request: sent.append(_turns(request)) if request.method == "POST" else None)
-            for count, said in enumerate(([1], [1, 3], [1, 3, 5, 3]), 1):
-                await ask(page, QUESTION, SEED)
-                await expect(page.locator(".assistant:not(.live) .body")).to_have_text([TEXT] * count)
-                assert sent == said
-            note = page.locator(".note").filter(has_text="no longer fit")
-            await expect(note).to_have_count(1)
-            await page.reload()
-            await page.locator("#state.ready").wait_for()
-            await ask(page, "x" * (room + 1), SEED)
-            await page.get_by_role("alert").filter(has_text="shorten the conversation").wait_for()
-            await expect(note).to_have_count(0)
+    async with page_of(place.folder, options_of={"thinker": {"room": room}}) as (page, _):
+        sent: list[int] = []
+        page.on("request", lambda request: sent.append(_turns(request)) if request.method == "POST" else None)
+        for count, turns in enumerate(([1], [1, 3], [1, 3, 5, 3]), 1):
             await ask(page, QUESTION, SEED)
-            await expect(page.locator(".assistant:not(.live) .body")).to_have_text([TEXT] * 4)
-            assert sent[4:] == [5, 3, 1, 5, 3]
+            await expect(page.locator(".assistant:not(.live) .body")).to_have_text([TEXT] * count)
+            assert sent == turns
+        note = page.locator(".note").filter(has_text="no longer fit")
+        await expect(note).to_have_count(1)
+        await page.reload()
+        await page.locator("#state.ready").wait_for()
+        await ask(page, "x" * (room + 1), SEED)
+        await page.get_by_role("alert").filter(has_text="shorten the conversation").wait_for()
+        await expect(note).to_have_count(0)
+        await ask(page, QUESTION, SEED)
+        await expect(page.locator(".assistant:not(.live) .body")).to_have_text([TEXT] * 4)
+        assert sent[4:] == [5, 3, 1, 5, 3]
 
 
 def _turns(request: Request) -> int:
@@ -370,60 +340,48 @@ def _turns(request: Request) -> int:
 
 async def it_tells_when_the_sound_runs_dry(place: GatewayInUse) -> None:
     """A word in a fifth of a second is 5 ms of sound: it waits for more, says so, and in the end nothing is missing."""
-    async with browser() as context:
-        options = {"thinker": {"interval_s": 0.2, "max_chunk": 1}}
-        with servers.stack(place.folder, options_of=options) as stack, gateway(stack.address, place.folder) as server:
-            page = (await opened(context, f"http://{server.address}")).page
-            await ask(page, QUESTION, SEED)
-            await heard(page, SOUND)
-            await expect(page.locator("[data-figure=underruns] dd")).to_have_text(re.compile("^[1-9]"))
+    async with page_of(place.folder, options_of={"thinker": {"interval_s": 0.2, "max_chunk": 1}}) as (page, _):
+        await ask(page, QUESTION, SEED)
+        await heard(page, SOUND)
+        await expect(page.locator("[data-figure=underruns] dd")).to_have_text(re.compile("^[1-9]"))
 
 
 async def it_waits_as_it_was_told(place: GatewayInUse) -> None:
     """Sound that came earlier than it can be played without a gap is held back for as long as the server said."""
-    async with browser() as context:
-        options: Mapping[str, Mapping[str, object]] = {
-            "thinker": {"interval_s": 0.5, "max_chunk": 1},
-            "talker": {"samples_per_frame": 12_000},
-            "code2wav": {"samples_per_frame": 12_000, "prebuffer_s": 1.0},
-        }
-        with servers.stack(place.folder, options_of=options) as stack, gateway(stack.address, place.folder) as server:
-            page = (await opened(context, f"http://{server.address}")).page
-            await ask(page, QUESTION, SEED)
-            playing = page.locator('#stage[data-begun-s]:not([data-begun-s="null"])')
-            prebuffer_s, came_s, begun_s = [
-                float(await playing.get_attribute(f"data-{name}-s") or "nan") for name in ("prebuffer", "came", "begun")
-            ]
-            assert prebuffer_s == 1.0
-            assert begun_s - came_s >= 0.99  # A timer of a browser may be a millisecond early.
-            await page.keyboard.press("Escape")
+    loud = {"samples_per_frame": 12_000}
+    options = {"thinker": {"interval_s": 0.5, "max_chunk": 1}, "talker": loud, "code2wav": {**loud, "prebuffer_s": 1.0}}
+    async with page_of(place.folder, options_of=options) as (page, _):
+        await ask(page, QUESTION, SEED)
+        playing = page.locator('#stage[data-begun-s]:not([data-begun-s="null"])')
+        places = [await playing.get_attribute(f"data-{name}-s") for name in ("prebuffer", "came", "begun")]
+        prebuffer_s, came_s, begun_s = [float(place or "nan") for place in places]
+        assert prebuffer_s == 1.0
+        assert begun_s - came_s >= 0.99  # A timer of a browser may be a millisecond early.
+        await page.keyboard.press("Escape")
 
 
 async def it_falls_silent(place: GatewayInUse) -> None:
     """Stop ends a sound that has come as a whole; it can be heard again from its beginning."""
-    async with browser() as context:
-        loud = {kind: {"samples_per_frame": 12_000} for kind in ("talker", "code2wav")}
-        with servers.stack(place.folder, options_of=loud) as stack, gateway(stack.address, place.folder) as server:
-            page = (await opened(context, f"http://{server.address}")).page
-            await ask(page, QUESTION, SEED)
-            again = page.get_by_role("button", name="Hear again")
-            for _ in range(2):
-                await again.wait_for()
-                await page.locator("#stage[data-is-playing=true]").wait_for()
-                await page.get_by_role("button", name="Stop").click()
-                silent = page.locator("#stage[data-is-playing=false]")
-                await silent.wait_for()
-                played, sent = [int(await silent.get_attribute(f"data-{name}") or 0) for name in ("played", "sent")]
-                assert 0 < played < sent == 12_000 * formulas.FRAMES_PER_ROW * formulas.NATURAL_LENGTH
-                await again.click()
+    loud = {kind: {"samples_per_frame": 12_000} for kind in ("talker", "code2wav")}
+    async with page_of(place.folder, options_of=loud) as (page, _):
+        await ask(page, QUESTION, SEED)
+        again = page.get_by_role("button", name="Hear again")
+        for _ in range(2):
+            await again.wait_for()
+            await page.locator("#stage[data-is-playing=true]").wait_for()
+            await page.get_by_role("button", name="Stop").click()
+            silent = page.locator("#stage[data-is-playing=false]")
+            await silent.wait_for()
+            played, sent = [int(await silent.get_attribute(f"data-{name}") or 0) for name in ("played", "sent")]
+            assert 0 < played < sent == 12_000 * formulas.FRAMES_PER_ROW * formulas.NATURAL_LENGTH
+            await again.click()
 
 
 async def it_shows_a_loss(place: GatewayInUse) -> None:
     """A Talker is killed in the middle: the timeline and a note tell of it, and of text and sound nothing is missing."""
-    async with browser() as context:
-        slow = {"thinker": {"interval_s": 1.0, "max_chunk": 1}}
-        with fleet(place.folder, replicas={"talker": 2}, options_of=slow) as toys, gateway(toys.address("router"), place.folder) as server:
-            page = (await opened(context, f"http://{server.address}")).page
+    slow = {"thinker": {"interval_s": 1.0, "max_chunk": 1}}
+    with fleet(place.folder, replicas={"talker": 2}, options_of=slow) as toys, gateway(toys.address("router"), place.folder) as server:
+        async with page_at(f"http://{server.address}", checks=False) as page:
             await ask(page, QUESTION, SEED)
             await page.locator("#timeline .marks.code2wav").wait_for()
             toys.kill("talker-0")
@@ -440,33 +398,25 @@ async def it_shows_a_loss(place: GatewayInUse) -> None:
 
 async def it_is_used_by_keys_alone(place: GatewayInUse) -> None:
     """All that can be done is reached by Tab, in the order in which it is seen; Escape stops."""
-    async with browser() as context:
-        with (
-            servers.stack(place.folder, options_of={"thinker": {"interval_s": 1.0}}) as stack,
-            gateway(stack.address, place.folder) as server,
-        ):
-            page = (await opened(context, f"http://{server.address}")).page
-            await page.locator("body").click(position={"x": 1, "y": 1})
-            reached = []
-            for _ in range(12):
-                await page.keyboard.press("Tab")
-                reached.append(
-                    await page.evaluate("document.activeElement.id || document.activeElement.name || document.activeElement.tagName")
-                )
-            assert reached[:4] == ["settings-open", "SUMMARY", "thread", "BUTTON"]
-            assert reached[6:] == ["text", "mode", "model", "voice", "speed", "seed"]
-            await ask(page, QUESTION)
-            await page.locator(".assistant.live .body:not(:empty)").wait_for()
-            await page.keyboard.press("Escape")
-            await expect(page.locator(".assistant:not(.live) .note")).to_have_text("Stopped.")
-            await servers.all_free(list(stack.addresses.values()))
+    name = "document.activeElement.id || document.activeElement.name || document.activeElement.tagName"
+    async with page_of(place.folder, options_of={"thinker": {"interval_s": 1.0}}) as (page, stack):
+        await page.locator("body").click(position={"x": 1, "y": 1})
+        reached = []
+        for _ in range(12):
+            await page.keyboard.press("Tab")
+            reached.append(await page.evaluate(name))
+        assert reached[:4] == ["settings-open", "SUMMARY", "thread", "BUTTON"]
+        assert reached[6:] == ["text", "mode", "model", "voice", "speed", "seed"]
+        await ask(page, QUESTION)
+        await page.locator(".assistant.live .body:not(:empty)").wait_for()
+        await page.keyboard.press("Escape")
+        await expect(page.locator(".assistant:not(.live) .note")).to_have_text("Stopped.")
+        await servers.all_free(list(stack.addresses.values()))
 
 
 async def its_snippets_run(place: GatewayInUse) -> None:
     """A copied snippet asks the same, and gets the same answer."""
-    async with browser(permissions=["clipboard-read", "clipboard-write"]) as context:
-        watched = await opened(context, place.url)
-        page = watched.page
+    async with page_at(place.url, permissions=["clipboard-read", "clipboard-write"]) as page:
         await ask(page, 'It\'s "so" $HOME', SEED)
         await page.locator(".assistant:not(.live)").wait_for()
         variables = {**os.environ, "OMNISTAGE_API_KEY": KEY}
@@ -475,13 +425,11 @@ async def its_snippets_run(place: GatewayInUse) -> None:
             await expect(page.locator("#toast")).to_contain_text("Copied")
             snippet = await page.evaluate("navigator.clipboard.readText()")
             assert "include_events" not in snippet and KEY not in snippet
-            done = await asyncio.to_thread(
-                subprocess.run, [*command, snippet], env=variables, capture_output=True, text=True, check=False, timeout=90
-            )
+            words = [*command, snippet]
+            done = await asyncio.to_thread(subprocess.run, words, env=variables, capture_output=True, text=True, check=False, timeout=90)
             assert done.returncode == 0, done.stderr
             said = formulas.text(SEED, 'It\'s "so" $HOME', formulas.NATURAL_LENGTH).split()
             assert [word for word in said if word not in done.stdout] == []
-        await watched.check(place.url)
 
 
 async def its_picture_is_taken(place: GatewayInUse) -> None:
@@ -491,28 +439,7 @@ async def its_picture_is_taken(place: GatewayInUse) -> None:
     assert 10_000 < path.stat().st_size <= MOST_PICTURE_BYTES
 
 
-DEEDS: tuple[Callable[[GatewayInUse], Awaitable[None]], ...] = (
-    it_draws,
-    it_sees,
-    it_makes_sound,
-    it_plays_the_mean_of_two_channels,
-    it_makes_films,
-    it_fits_a_phone,
-    it_is_dark_where_that_is_wanted,
-    it_speaks_over_plain_http,
-    it_remembers_all_but_the_key,
-    it_opens_without_its_gateway,
-    it_says_what_went_wrong,
-    it_goes_on_when_a_conversation_is_too_long,
-    it_tells_when_the_sound_runs_dry,
-    it_waits_as_it_was_told,
-    it_falls_silent,
-    it_shows_a_loss,
-    it_is_used_by_keys_alone,
-    its_snippets_run,
-    its_picture_is_taken,
-)
-BY_NAME = {deed.__name__: deed for deed in DEEDS}
+BY_NAME = {name: deed for name, deed in globals().items() if name.startswith(("it_", "its_"))}
 
 
 @lengths.one_or_all("deed", BY_NAME)

@@ -1,4 +1,4 @@
-"""Pictures over HTTP, as OpenAI's own client sees them: those of the toy film maker, which are known beforehand."""
+"""Pictures and sound of a prompt over HTTP, as OpenAI's own client sees them: those of the toy film maker, which are known beforehand."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import av
 import httpx2
 import numpy as np
 import openai
 import pytest
+import soundfile
 from numpy.typing import NDArray
 
 from helpers import servers
@@ -31,16 +33,9 @@ URL_OF_SKETCH = "data:image/png;base64," + b64encode(png(SKETCH)).decode()
 
 
 @pytest.fixture(scope="module")
-def film_maker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.ServerProcesses]:
-    with servers.stack(tmp_path_factory.mktemp("film"), kinds=["diffusion"], pipeline="toy-film", family="toy-film") as stack:
-        yield stack
-
-
-@pytest.fixture(scope="module")
-def url(film_maker: servers.ServerProcesses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A gateway in front of the film maker."""
-    with gateway(film_maker.address, tmp_path_factory.mktemp("gateway")) as server:
-        yield f"http://{server.address}"
+def url(film_url: str) -> str:
+    """Also of `client`."""
+    return film_url
 
 
 def drawn(
@@ -57,9 +52,12 @@ def pixels(b64_json: str | None) -> NDArray[np.uint8]:
 
 
 def post(url: str, path: str, **body: Any) -> httpx2.Response:
-    return httpx2.post(
-        f"{url}/v1/images/{path}", content=json.dumps(body).encode(), headers={"Content-Type": "application/json"}, verify=False
-    )
+    return httpx2.post(f"{url}/v1/images/{path}", json=body)
+
+
+def error_of(answer: httpx2.Response) -> tuple[int, str | None]:
+    """Its status, and the parameter that it names."""
+    return answer.status_code, answer.json()["error"]["param"]
 
 
 def test_a_model_is_refused_for_what_it_cannot_do_by_name_and_told_who_can(url: str, toy: servers.ServerProcesses, tmp_path: Path) -> None:
@@ -77,19 +75,22 @@ def test_a_model_is_refused_for_what_it_cannot_do_by_name_and_told_who_can(url: 
             (talks, "/v1/images/generations", {"prompt": PROMPT, "model": "toy", "stream": True}, "toy cannot draw"),
             (talks, "/v1/images/generations", {"prompt": PROMPT, "model": "dall-e-3"}, "no pipeline here can draw"),
             (talks, "/v1/images/edits", {"prompt": PROMPT, "images": [{"image_url": URL_OF_SKETCH}]}, "no pipeline here can draw"),
+            (talks, "/v1/videos", {"prompt": PROMPT}, "no pipeline here can make films"),
+            (talks, "/v1/videos", {"prompt": PROMPT, "model": "toy"}, "toy cannot make films"),
+            (talks, "/v1/audio/generate", {"prompt": RAIN, "model": "toy"}, "toy cannot make sound of a prompt"),
         ]
         for where, path, body, told in misfits:
-            answer = httpx2.post(f"{where}{path}", json=body, verify=False)
+            answer = httpx2.post(f"{where}{path}", json=body)
             error = answer.json()["error"]
             assert (answer.status_code, error["param"], error["code"], error["reason"]) == (400, "model", "unsupported", "BAD_REQUEST")
             assert told in error["message"], error
             assert "/v1/" in error["hint"], error
+    assert error["hint"] == "Ask POST /v1/chat/completions for it."
 
 
 def test_pictures_are_those_of_the_formula(client: openai.OpenAI) -> None:
-    answer = client.images.generate(
-        model="gpt-image-1", prompt=PROMPT, n=2, quality="high", user="ann", extra_body={"seed": SEED, "steps": 3, "negative_prompt": "dog"}
-    )
+    ours = {"seed": SEED, "steps": 3, "negative_prompt": "dog"}
+    answer = client.images.generate(model="gpt-image-1", prompt=PROMPT, n=2, quality="high", user="ann", extra_body=ours)
     assert answer.data is not None and answer.output_format == "png" and answer.background == "opaque"
     for number, picture in enumerate(answer.data):
         np.testing.assert_array_equal(pixels(picture.b64_json), drawn(result=number, steps=3, negative="dog"))
@@ -111,8 +112,7 @@ def test_a_seed_that_is_told_draws_the_same_again(client: openai.OpenAI) -> None
 
 def test_layers_come_one_by_one(client: openai.OpenAI) -> None:
     answer = client.images.generate(prompt=PROMPT, n=2, background="transparent", extra_body={"seed": SEED, "layers": 3})
-    assert answer.data is not None
-    assert [picture.model_dump()["layer"] for picture in answer.data] == [0, 1, 2] * 2
+    assert answer.data is not None and [picture.model_dump()["layer"] for picture in answer.data] == [0, 1, 2] * 2
     for number, picture in enumerate(answer.data):
         np.testing.assert_array_equal(pixels(picture.b64_json), drawn(result=number // 3, layer=number % 3))
 
@@ -124,7 +124,7 @@ def test_a_url_stands_for_a_picture(said: dict[str, str], client: openai.OpenAI,
     answer = client.with_options(base_url=f"{named}/v1").images.generate(prompt=PROMPT, extra_body={"seed": SEED}, **said)  # type: ignore[call-overload]
     (picture,) = answer.data
     assert picture.b64_json is None and picture.url.startswith(f"{named}/v1/images/files/") and picture.url.endswith(".png")
-    file = httpx2.get(picture.url, verify=False)
+    file = httpx2.get(picture.url)
     np.testing.assert_array_equal(pixels_of(file.content), drawn())
     wanted = {"content-type": "image/png", "cache-control": "private, max-age=3600", "x-content-type-options": "nosniff"}
     wanted["content-security-policy"] = "default-src 'none'; sandbox"
@@ -132,7 +132,7 @@ def test_a_url_stands_for_a_picture(said: dict[str, str], client: openai.OpenAI,
 
 
 def test_nobody_finds_a_picture_without_its_name(url: str) -> None:
-    answer = httpx2.get(f"{url}/v1/images/files/guessed.png", verify=False)
+    answer = httpx2.get(f"{url}/v1/images/files/guessed.png")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
 
 
@@ -181,9 +181,8 @@ def test_what_is_given_is_drawn_from(given: int, client: openai.OpenAI) -> None:
 
 
 def test_an_edit_is_streamed(client: openai.OpenAI) -> None:
-    partial, completed = list(
-        client.images.edit(image=png(SKETCH), prompt=PROMPT, stream=True, partial_images=1, extra_body={"seed": SEED})
-    )
+    stream = client.images.edit(image=png(SKETCH), prompt=PROMPT, stream=True, partial_images=1, extra_body={"seed": SEED})
+    partial, completed = stream
     assert partial.type == "image_edit.partial_image" and completed.type == "image_edit.completed"
     np.testing.assert_array_equal(pixels(completed.b64_json), drawn(shown=int(SKETCH.sum())))
 
@@ -193,9 +192,7 @@ def test_an_edit_in_json(url: str) -> None:
     np.testing.assert_array_equal(pixels(answer.json()["data"][0]["b64_json"]), drawn(shown=int(SKETCH.sum())))
 
 
-def test_an_edit_of_what_lies_on_a_host_that_is_named(
-    film_maker: servers.ServerProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_edit_of_what_lies_on_a_named_host(film_maker: servers.ServerProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with web(tmp_path) as there:
         there.lay("/sketch.png", png(SKETCH), "image/png")
         monkeypatch.setenv("SSL_CERT_FILE", str(there.authority))
@@ -204,7 +201,7 @@ def test_an_edit_of_what_lies_on_a_host_that_is_named(
             answer = post(f"http://{server.address}", "edits", prompt=PROMPT, images=images[:1], seed=SEED)
             refused = post(f"http://{server.address}", "edits", prompt=PROMPT, images=images)
     np.testing.assert_array_equal(pixels(answer.json()["data"][0]["b64_json"]), drawn(shown=int(SKETCH.sum())))
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "images[1].image_url")
+    assert error_of(refused) == (400, "images[1].image_url")
 
 
 def test_answers_are_as_the_document_has_them(url: str) -> None:
@@ -238,17 +235,13 @@ def test_answers_are_as_the_document_has_them(url: str) -> None:
         ({"seed": 1 << 64}, "seed"),
         ({"layers": 65}, "layers"),
         ({"tools": []}, "tools"),
+        ({"stream": True, "response_format": "url"}, "response_format"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_by_name(asked: dict[str, Any], param: str, stream: bool, url: str) -> None:
     answer = post(url, "generations", **{"prompt": PROMPT, "stream": stream, **asked})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, param) and param in error["message"]
-
-
-def test_a_stream_has_no_urls(url: str) -> None:
-    answer = post(url, "generations", prompt=PROMPT, stream=True, response_format="url")
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
 
 
 @pytest.mark.parametrize(
@@ -264,19 +257,20 @@ def test_a_stream_has_no_urls(url: str) -> None:
 )
 def test_what_is_no_picture_is_refused_by_name(images: list[dict[str, str]], param: str, url: str) -> None:
     """A text that is no data: URL above all: it would name a file of the gateway's machine."""
-    answer = post(url, "edits", prompt=PROMPT, images=images)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert error_of(post(url, "edits", prompt=PROMPT, images=images)) == (400, param)
 
 
 def test_a_mask_is_refused_where_the_pipeline_knows_none(client: openai.OpenAI, url: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.images.edit(image=png(SKETCH), mask=png(SKETCH), prompt=PROMPT)
     assert refused.value.param == "mask" and "knows none" in refused.value.message
-    answer = post(url, "edits", prompt=PROMPT, images=[{"image_url": URL_OF_SKETCH}], mask={"image_url": URL_OF_SKETCH})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "mask")
-    for mask in ({"image_url": "/etc/passwd"}, {"image_url": "https://media.example.com/cat.png"}, {"file_id": "file-1"}):
-        answer = post(url, "edits", prompt=PROMPT, images=[{"image_url": URL_OF_SKETCH}], mask=mask)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, f"mask.{next(iter(mask))}")
+    for mask, param in (
+        ({"image_url": URL_OF_SKETCH}, "mask"),
+        ({"image_url": "/etc/passwd"}, "mask.image_url"),
+        ({"image_url": "https://media.example.com/cat.png"}, "mask.image_url"),
+        ({"file_id": "file-1"}, "mask.file_id"),
+    ):
+        assert error_of(post(url, "edits", prompt=PROMPT, images=[{"image_url": URL_OF_SKETCH}], mask=mask)) == (400, param)
 
 
 @pytest.mark.parametrize(
@@ -291,13 +285,11 @@ def test_a_mask_is_refused_where_the_pipeline_knows_none(client: openai.OpenAI, 
     ],
 )
 def test_what_only_some_pipelines_know_gets_there_and_is_refused_by_name(asked: dict[str, Any], param: str, url: str) -> None:
-    answer = post(url, "generations", prompt=PROMPT, **asked)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-    if param == "control_image":
-        return
-    form = {name: json.dumps(value) for name, value in asked.items()}
-    answer = httpx2.post(f"{url}/v1/images/edits", files={"image": png(SKETCH)}, data={"prompt": PROMPT, **form})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert error_of(post(url, "generations", prompt=PROMPT, **asked)) == (400, param)
+    if param != "control_image":
+        form = {name: json.dumps(value) for name, value in asked.items()}
+        answer = httpx2.post(f"{url}/v1/images/edits", files={"image": png(SKETCH)}, data={"prompt": PROMPT, **form})
+        assert error_of(answer) == (400, param)
 
 
 FORM = {"Content-Type": "multipart/form-data; boundary=x"}
@@ -325,8 +317,7 @@ FORM = {"Content-Type": "multipart/form-data; boundary=x"}
     ],
 )
 def test_a_form_that_is_none_is_refused(sent: dict[str, Any], param: str | None, url: str) -> None:
-    answer = httpx2.post(f"{url}/v1/images/edits", verify=False, **sent)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert error_of(httpx2.post(f"{url}/v1/images/edits", **sent)) == (400, param)
     assert post(url, "generations", prompt=PROMPT).status_code == 200
 
 
@@ -357,6 +348,78 @@ async def test_a_form_that_is_none_is_a_line_in_the_log(only_draws: servers.Serv
     assert {line["event"] for line in lines()} == {"gateway.bound", "server.ready", "http.done"}
 
 
-def test_variations_are_not_offered(url: str) -> None:
-    answer = httpx2.post(f"{url}/v1/images/variations", files={"image": png(SKETCH)})
-    assert answer.status_code == 404 and "variations" in answer.json()["error"]["message"]
+# Sound
+
+
+RAIN = "rain"
+
+SECONDS = 1.5
+
+
+def expected(seconds: float = SECONDS, negative: str = "") -> NDArray[np.int16]:
+    """The sound that must come."""
+    steer = formulas.steer(RAIN, negative, film.GUIDANCE)
+    samples = formulas.film_sound(SEED, steer, 0, round(seconds * formulas.SAMPLE_RATE_HZ))[:, 0]
+    return np.round(samples * 32768).astype(np.int16)
+
+
+def sound(url: str, **body: Any) -> httpx2.Response:
+    asked = {"prompt": RAIN, "seed": SEED, "seconds": SECONDS, **body}
+    return httpx2.post(f"{url}/v1/audio/generate", json={name: value for name, value in asked.items() if value is not None})
+
+
+@pytest.mark.parametrize(("form", "kind"), [("wav", "audio/wav"), ("flac", "audio/flac"), ("pcm", "audio/pcm"), (None, "audio/wav")])
+def test_samples_are_those_of_the_formula(form: str | None, kind: str, film_url: str) -> None:
+    answer = sound(film_url, response_format=form, negative_prompt="wind", steps=3)
+    assert answer.headers["content-type"] == kind and "content-length" not in answer.headers
+    if form == "pcm":
+        samples = np.frombuffer(answer.content, "<i2")
+    else:
+        samples, rate_hz = soundfile.read(io.BytesIO(answer.content), dtype="int16")
+        assert rate_hz == formulas.SAMPLE_RATE_HZ
+    np.testing.assert_array_equal(samples, expected(negative="wind"))
+
+
+@pytest.mark.parametrize(("form", "kind"), [("opus", "audio/ogg"), ("mp3", "audio/mpeg"), ("aac", "audio/aac")])
+def test_other_files_are_as_long(form: str, kind: str, film_url: str) -> None:
+    answer = sound(film_url, response_format=form)
+    assert answer.headers["content-type"] == kind
+    with av.open(io.BytesIO(answer.content), "r") as file:
+        lengths = [frame.samples / frame.sample_rate for frame in file.decode(audio=0)]
+    assert sum(lengths) == pytest.approx(SECONDS, abs=0.1)
+
+
+def test_events_tell_how_far_it_is_and_have_the_file(film_url: str) -> None:
+    events = list(events_of(sound(film_url, stream_format="sse", response_format="pcm").text))
+    kinds = [data["type"] for _, data in events]
+    steps = [data["done"] for _, data in events if data["type"] == "omnistage.progress"]
+    assert steps == list(range(1, film.STEPS + 1)) and kinds[-1] == "audio.done" and kinds.count("audio.delta") > 1
+    whole = b"".join(b64decode(data["audio"]) for _, data in events if data["type"] == "audio.delta")
+    np.testing.assert_array_equal(np.frombuffer(whole, "<i2"), expected())
+    done = events[-1][1]
+    assert (done["seed"], done["pipeline"]) == (SEED, "toy-film") and done["usage"]["stages"][0]["stage"] == "diffusion"
+
+
+@pytest.mark.parametrize("stream_format", ["audio", "sse"])
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"seconds": 0}, "seconds"),
+        ({"seconds": -1}, "seconds"),
+        ({"seconds": 11}, "seconds"),
+        ({"seconds": 3601}, "seconds"),
+        ({"seconds": "long"}, "seconds"),
+        ({"begin_s": -1}, "begin_s"),
+        ({"steps": 1001}, "steps"),
+        ({"guidance_scale": -1}, "guidance_scale"),
+        ({"seed": 1 << 64}, "seed"),
+        ({"response_format": "midi"}, "response_format"),
+        ({"voice": "alloy"}, "voice"),
+    ],
+)
+def test_what_cannot_be_made_is_refused_by_name(asked: dict[str, Any], param: str, stream_format: str, film_url: str) -> None:
+    answer = sound(film_url, stream_format=stream_format, **asked)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param) and param in error["message"]

@@ -12,7 +12,7 @@ import torch
 
 from helpers import arithmetic
 from helpers.arithmetic import GIVEN, IDS, TAPS, engine, prompt_items
-from helpers.tiny import TAPPED, TINY, tiny_weights
+from helpers.engines import TAPPED, TINY, tiny_weights
 from omnistage.engine.adapter import TokenHead
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.detokenizer import Detokenizer
@@ -193,8 +193,8 @@ def frames_by_hand(rows: np.ndarray, seed: int) -> list[tuple[int, ...]]:
 
 
 class TinyThinker(ArithmeticThinker):
-    """With the decoder of tiny.py in bfloat16, whose rows go out as they are. It reads the bytes of a conversation, and says the numbers of
-    its tokens."""
+    """With the decoder of engines.py in bfloat16, whose rows go out as they are. It reads the bytes of a conversation, and says the numbers
+    of its tokens."""
 
     def __init__(self) -> None:
         text = PortSpec("text", Content.TEXT, compact=True)

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import io
-from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+import weakref
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from helpers.painting import SMALL_AREA
+from helpers.painting import SMALL_AREA, Pixels, pipeline_of
 from omnistage.models import registry
 from omnistage.models.conversation import Media
-from omnistage.models.diffusers.model import DrawnModel
-from omnistage.models.interface import Drawn, DrawRequest, EncodedPicture, Note, Preview, StepsDone, TensorRows, no_inputs
+from omnistage.models.diffusers.model import DrawingJob, DrawnModel, StepDrawing
+from omnistage.models.diffusers.plan import DrawingPlan
+from omnistage.models.interface import (
+    BadRequest,
+    Drawn,
+    DrawRequest,
+    EncodedPicture,
+    Note,
+    Preview,
+    StepsDone,
+    TensorRows,
+    Wanted,
+    no_inputs,
+)
 from omnistage.models.options import LoadOptions
 
 USUAL = {"width": 64, "height": 64, "steps": 4}
@@ -61,10 +76,10 @@ def opened(data: bytes) -> Image.Image:
     return Image.open(io.BytesIO(data))
 
 
-def saved(image: Image.Image) -> bytes:
+def saved(image: Image.Image | Pixels) -> bytes:
     """As PNG."""
     file = io.BytesIO()
-    image.save(file, "PNG")
+    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(file, "PNG", compress_level=1)
     return file.getvalue()
 
 
@@ -107,3 +122,32 @@ async def draw(
             if isinstance(piece, StepsDone) and piece.step >= until:
                 break
     return drawing
+
+
+@contextmanager
+def jobs_of(model: DrawnModel[Any]) -> Iterator[list[weakref.ref[DrawingJob]]]:
+    """The jobs that a model makes of drawings, which are not kept by this."""
+    artist, jobs = model._artist, list[weakref.ref[DrawingJob]]()
+    assert isinstance(artist, StepDrawing)
+
+    def seen(plan: DrawingPlan, wanted: Wanted) -> DrawingJob:
+        job = StepDrawing.job(artist, plan, wanted)
+        jobs.append(weakref.ref(job))
+        return job
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(artist, "job", seen)
+        yield jobs
+
+
+async def check_refused(model: DrawnModel[Any], field: str, told: str | None = None, prompt: str = "a dog", **asked: Any) -> str:
+    """The drawing is refused, by this field of its request; returns the description. asked: as of draw."""
+    with pytest.raises(BadRequest, match=told) as refused:
+        await draw(model, prompt, **asked)
+    assert refused.value.field == f"diffusion.{field}"
+    return refused.value.description
+
+
+def published(folder: Path, seed: int, prompt: str = "a dog", **said: Any) -> NDArray[Any]:
+    """The picture that the pipeline of Diffusers itself draws: [height, width, samples]."""
+    return np.asarray(pipeline_of(folder)(prompt, generator=torch.Generator().manual_seed(seed), **said).images[0])

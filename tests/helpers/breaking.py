@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 import torch
 
-from helpers.tiny import TINY, tiny_weights
+from helpers.engines import TINY, tiny_weights
 from omnistage.engine.adapter import Attention, Hidden, StepRows, TokenHead
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.engine import Engine

@@ -49,8 +49,9 @@ def _is_left_out(path: Path, config: pytest.Config) -> bool:
     tests = config.rootpath / "tests"
     if config.option.torch is not None and tests in path.parents:
         is_light = path.relative_to(tests).parts[0] in WITHOUT_TORCH
-        # The light part imports the moved files too, and so sees that they import no torch.
-        if is_light != (config.option.torch == "without") and not (is_light and _holds_moved(path, config)):
+        # The light part imports the moved files and the folders above them too, and so sees that they import no torch.
+        is_moved = any(path == moved or path in moved.parents for moved in _moved(config))
+        if is_light != (config.option.torch == "without") and not (is_light and is_moved):
             return True
     expression: str = config.option.markexpr
     asks_for_serial = "serial" in re.findall(r"(?:\bnot )?\w+", expression) and " or " not in expression
@@ -60,16 +61,6 @@ def _is_left_out(path: Path, config: pytest.Config) -> bool:
 def _moved(config: pytest.Config) -> set[Path]:
     """The files without torch that run among the others."""
     return {config.rootpath / file for file in config.option.moved.split(",") if file}
-
-
-def _holds_moved(path: Path, config: pytest.Config) -> bool:
-    """Whether this is a moved file, or a folder above one."""
-    return any(path == moved or path in moved.parents for moved in _moved(config))
-
-
-def _runs_elsewhere(item: pytest.Item, config: pytest.Config) -> bool:
-    """Whether the test is imported by this part and runs in the other one."""
-    return config.option.torch == "without" and item.path in _moved(config)
 
 
 def _undrawn(items: list[pytest.Item], config: pytest.Config) -> list[pytest.Item]:
@@ -117,7 +108,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _lengthen(item, config)
     for item in _undrawn(items, config):
         item.stash[UNDRAWN] = True
-    left_out = [item for item in items if _is_left_out(item.path, config) or _runs_elsewhere(item, config) or UNDRAWN in item.stash]
+    elsewhere = _moved(config) if config.option.torch == "without" else set[Path]()
+    left_out = [item for item in items if _is_left_out(item.path, config) or item.path in elsewhere or UNDRAWN in item.stash]
     if left_out:
         gone = {*left_out}
         items[:] = [item for item in items if item not in gone]

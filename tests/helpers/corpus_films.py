@@ -103,11 +103,8 @@ class FilmedScene:
         return self.frames / self.rate_hz
 
 
-def cases() -> dict[str, Maker]:
-    return dict(_cases())
-
-
-def _cases() -> Iterator[tuple[str, Maker]]:
+def cases() -> Iterator[tuple[str, Maker]]:
+    """Each by a name that can be read."""
     for name, form in FORMS.items():
         for feature, (needs, make) in FEATURES.items():
             audible = form.sound or feature not in AUDIBLE

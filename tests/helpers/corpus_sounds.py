@@ -86,11 +86,8 @@ LOSS = 0.01
 """The allowed mean difference, as a share of full scale: two decoders of one stream are far closer, and another sound is far from it."""
 
 
-def cases() -> dict[str, Maker]:
-    return dict(_cases())
-
-
-def _cases() -> Iterator[tuple[str, Maker]]:
+def cases() -> Iterator[tuple[str, Maker]]:
+    """Each by a name that can be read."""
     for name, form in FORMS.items():
         for feature, make in FEATURES.items():
             yield f"sound-{name}-{feature}", partial(make, form)

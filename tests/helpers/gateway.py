@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from helpers.servers import ServerProcess
+from helpers.servers import ServerProcess, ServerProcesses
 from omnistage.gateway.accounts import GatewayMetrics
 from omnistage.gateway.door import Door
 from omnistage.gateway.port import HttpListener
@@ -41,3 +41,8 @@ async def local_gateway(router: str, token: Token | None = None, **settings: Any
     finally:
         await listener.close(is_broken=False)
         await door.close()
+
+
+def router_of(stack: ServerProcesses) -> ServerProcess:
+    assert stack.router is not None
+    return stack.router

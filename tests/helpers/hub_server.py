@@ -202,7 +202,8 @@ class _Handler(Handler):
             return self._resolve(commit, found["path"], files)
         list_of = _siblings if route == "info" else _entries
         entries = [{**entry, **repository.told.get(path, {})} for path, entry in list_of(files).items()]
-        return self._json(_info(found["name"], commit, entries) if route == "info" else entries)
+        told = _info(found["name"], commit, entries) if route == "info" else entries
+        return self.send(200, json.dumps(told).encode(), {"Content-Type": "application/json"})
 
     def _resolve(self, commit: str, path: str, files: Mapping[str, File]) -> None:
         file = files.get(path)
@@ -251,9 +252,6 @@ class _Handler(Handler):
                 self.wfile.write(bytes([value]))
                 if self.hub.over.wait(0.1):
                     return
-
-    def _json(self, value: object) -> None:
-        self.send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
     def _refuse(self, status: int, code: str, headers: Mapping[str, str] | None = None) -> None:
         body = json.dumps({"error": "Refused\nin two lines."}).encode()

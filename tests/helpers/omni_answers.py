@@ -18,8 +18,7 @@ from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 from helpers.ask import WholeAnswer, ask
 from helpers.omni_family import STEPS, OmniFamily
-from helpers.omni_parity import DISTINCT, earlier, parts
-from helpers.omni_reference import OmniReference, Qwen3Reference, Seen
+from helpers.omni_reference import DISTINCT, OmniReference, Qwen3Reference, Seen, earlier, parts
 from helpers.speech_reference import PENALTY, SpeechReference, WaveReference
 from helpers.talker_reference import GivenRows, RowsOfUsers, TalkerLoop
 from omnistage.models.conversation import Media, Turn

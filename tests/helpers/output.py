@@ -1,13 +1,16 @@
-"""What the command says when it refuses, and the object that it prints for scripts."""
+"""The command by a Python of its own, what it says when it refuses, what it prints for scripts, and the files that it leaves."""
 
 from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 from helpers.command import omnistage
+
+COMMAND = (sys.executable, "-m", "omnistage.cli")
 
 
 def refusal(*words: str | bytes | Path, code: int = 1, **options: Any) -> list[str]:
@@ -23,3 +26,8 @@ def object_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     (line,) = done.stdout.splitlines()
     result: dict[str, Any] = json.loads(line)
     return result
+
+
+def names(folder: Path) -> list[str]:
+    """The names of all that is in a folder."""
+    return sorted(path.name for path in folder.iterdir())

@@ -136,12 +136,18 @@ class PipelinePair:
         return latents(), images[0] if isinstance(images[0], list) else images
 
 
+def pipeline_of(folder: Path) -> Any:
+    """The pipeline of Diffusers itself, in float32, which shows no progress."""
+    pipe: Any = load_pipeline(folder, torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
 @cache
 def pair(name: str, folder: Path | None = None) -> PipelinePair:
     """One of drawings.NAMES. folder: of another checkpoint of it."""
     folder = folder or checkpoint(name)
-    pipe = load_pipeline(folder, torch.float32)
-    pipe.set_progress_bar_config(disable=True)
+    pipe = pipeline_of(folder)
     defaults = Defaults.of(folder, DiffusersOptions(condition_area=SMALL_AREA))
     painter = PAINTERS[read_index(folder).class_name](pipe, TensorCache(1 << 26), TensorCache(1 << 26), defaults)
     assert isinstance(painter, PicturePainter)

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import grpc.aio
 import numpy as np
 from numpy.typing import NDArray
 
+from omnistage.client import AsyncOmni
+from omnistage.router.admission import API_KEY
 from omnistage.router.front import GenerateContext
 from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc
 from omnistage.wire.channel import server_options
@@ -245,3 +248,23 @@ async def listening(peer: PlayingPeer) -> AsyncIterator[Wire]:
     finally:
         await wire.disconnect()
         await server.stop(0)
+
+
+class Doorkeeper(grpc.aio.ServerInterceptor):
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, object]] = []
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        key = dict(details.invocation_metadata or ()).get(API_KEY)
+        self.calls.append((details.method.rpartition("/")[2], key))
+        return await continuation(details)
+
+
+@asynccontextmanager
+async def playing(*plays: Play, **options: Any) -> AsyncIterator[tuple[PlayingPeer, Wire, AsyncOmni]]:
+    """The peer, the wire to it, and a client at the end of the wire. options: of the client."""
+    peer = PlayingPeer(*plays)
+    async with listening(peer) as wire, AsyncOmni(address=wire.address, **options) as omni:
+        yield peer, wire, omni

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import secrets
 import select
 import subprocess
@@ -44,8 +45,10 @@ class ProcessFamily:
         """Those that are alive, without this process; one that ended but was not waited for is not alive."""
         found = []
         for folder in Path("/proc").iterdir():
-            if folder.name.isdecimal() and int(folder.name) != os.getpid() and f"{MARK}={self.mark}".encode() in _environment(folder):
-                found.append(int(folder.name))
+            if folder.name.isdecimal() and int(folder.name) != os.getpid():
+                with suppress(OSError):  # It has ended, or is another user's.
+                    if f"{MARK}={self.mark}".encode() in (folder / "environ").read_bytes():
+                        found.append(int(folder.name))
         return found
 
     def wait_ended(self, timeout_s: float = 30.0) -> list[int]:
@@ -102,13 +105,6 @@ def open_files(pid: int | str = "self") -> set[tuple[str, str]]:
     return descriptors
 
 
-def _environment(folder: Path) -> bytes:
-    try:
-        return (folder / "environ").read_bytes()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return b""
-
-
 LOOPS_PER_CORE = 4
 
 
@@ -124,3 +120,22 @@ def busy_cores() -> Iterator[None]:
         for loop in loops:
             loop.kill()
             loop.wait()
+
+
+@contextmanager
+def few_descriptors(left: int) -> Iterator[None]:
+    """This process can open so many files more. The limit is one of their numbers, and lower ones may be free: these are taken first."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held: list[int] = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(int(path.name) for path in Path("/proc/self/fd").iterdir()) + 1 + left, hard))
+        with suppress(OSError):
+            while True:
+                held.append(os.dup(2))
+        for _ in range(left):
+            os.close(held.pop())
+        yield
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -35,7 +35,10 @@ SESSION = "session-1"
 
 def params(kind: str, prompt: str = "hello", **fields: object) -> stage_pb2.StageParams:
     """Params of a kind: a user's message and room for 256 tokens for a Thinker, a prompt for a Diffusion, defaults for the others."""
-    usual = {"thinker": {"messages": messages(prompt), "max_tokens": 256}, "diffusion": {"prompt": prompt}}
+    usual: Mapping[str, Mapping[str, object]] = {
+        "thinker": {"messages": messages(prompt), "max_tokens": 256},
+        "diffusion": {"prompt": prompt},
+    }
     chosen = stage_pb2.StageParams()
     own = getattr(chosen, kind)
     own.CopyFrom(type(own)(**{**usual.get(kind, {}), **fields}))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,3 +103,19 @@ async def spoken(talker: SmolTalker, code2wav: SmolCode2Wav, text: str) -> Array
 
     chunks = [sound.samples async for sound in code2wav.decode(WaveRequest(seed=0), rows(), {"audio": 0})]
     return np.concatenate([np.empty((0, 1), np.float32), *chunks])
+
+
+async def cancel_often(model: SmolTalker | SmolCode2Wav, outputs: Callable[[], AsyncIterator[object]], draw: random.Random) -> None:
+    """Cancel three readers of the model's outputs at a random moment, again and again; nothing is left in its queue each time."""
+
+    async def listen() -> None:
+        async for _ in outputs():
+            await asyncio.sleep(0)
+
+    for _ in range(60):
+        tasks = [asyncio.create_task(listen()) for _ in range(3)]
+        await asyncio.sleep(draw.random() * 0.05)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert model.load().queued == 0

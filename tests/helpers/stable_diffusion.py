@@ -32,7 +32,8 @@ def stable_diffusion() -> Path:
         "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
         "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
     }
-    norms, words = {"norm_num_groups": 4}, {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1, "vocab_size": len(tokenizer)}
+    norms = {"norm_num_groups": 4}
+    words: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1, "vocab_size": len(tokenizer)}
     text = CLIPTextConfig(**words, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
     sizes: dict[str, Any] = {"block_out_channels": (8, 16), "layers_per_block": 1, "cross_attention_dim": 32, "attention_head_dim": 4}
     with quiet():

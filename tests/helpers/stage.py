@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -23,13 +24,13 @@ PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
 ROWS = np.stack([formulas.row(token) for token in range(8)])
 
 
+@dataclass
 class Stage:
     """A stage server, its description, and the check that it still works."""
 
-    def __init__(self, address: str, stub: stage_pb2_grpc.StageServiceAsyncStub, description: stage_pb2.DescribeResponse) -> None:
-        self.address = address
-        self.stub = stub
-        self.description = description
+    address: str
+    stub: stage_pb2_grpc.StageServiceAsyncStub
+    description: stage_pb2.DescribeResponse
 
     def open(self, **fields: object) -> stage_pb2.Open:
         return open_of(self.description, **fields)  # type: ignore[arg-type]
@@ -37,25 +38,25 @@ class Stage:
     def caller(self, timeout_s: float | None = 30.0) -> RunStream:
         return RunStream(self.stub, timeout_s)
 
-    async def begin(self, timeout_s: float | None = 30.0, **fields: object) -> RunStream:
+    async def begin(self, timeout_s: float | None = 30.0, **fields: Any) -> RunStream:
         """Send an Open with these fields."""
         caller = self.caller(timeout_s)
         await caller.send(open=self.open(**fields))
         return caller
 
-    async def opened(self, **fields: object) -> RunStream:
+    async def opened(self, **fields: Any) -> RunStream:
         caller = await self.begin(**fields)
         await caller.opened()
         return caller
 
-    async def refuse(self, reason: str, code: grpc.StatusCode = INVALID, **fields: object) -> stage_pb2.Ended:
+    async def refuse(self, reason: str, code: grpc.StatusCode = INVALID, **fields: Any) -> stage_pb2.Ended:
         """How an Open with these fields ends, which must be so and at once."""
         caller = await self.begin(**fields)
         ended = await caller.expect(reason, code)
         assert caller.heard.opened is None
         return ended
 
-    async def run(self, inputs: Sequence[chunk_pb2.Chunk] = (), **fields: object) -> RunAnswer:
+    async def run(self, inputs: Sequence[chunk_pb2.Chunk] = (), **fields: Any) -> RunAnswer:
         """A whole session."""
         return await run_once(self.stub, self.open(**fields), inputs)
 

@@ -103,3 +103,13 @@ class Terminal:
 
 def words_of(lines: Iterable[str]) -> list[str]:
     return " ".join(lines).split()
+
+
+def terminal_after(
+    *words: str, size: tuple[int, int] = (80, 24), meanwhile: Callable[[Terminal], None] | None = None, code: int = 0
+) -> Terminal:
+    """The terminal on which a command ran to its end, which had this exit code. size: columns and rows. meanwhile: of `Terminal.run`."""
+    terminal = Terminal(*size)
+    assert terminal.run(words, meanwhile) == code, terminal.lines
+    assert b"Traceback" not in terminal.written
+    return terminal

@@ -8,12 +8,17 @@ import httpx2
 import numpy as np
 
 from helpers.waiting import until
+from omnistage.gateway.film_store import FilmJob
 from omnistage.models.toy import film, formulas
 
 PROMPT = "a cat"
 SEED = 5
 FRAMES = 11
 ASKED = {"prompt": PROMPT, "seed": SEED, "frames": FRAMES}
+CHAIN: dict[str, Any] = {"kinds": ["diffusion"], "pipeline": "toy-film", "family": "toy-film"}
+"""Arguments of `servers.stack` for the toy film maker."""
+SLOW_CHAIN: dict[str, Any] = {**CHAIN, "options": {"interval_s": 0.1}}
+"""The same with a pause before each step."""
 
 
 def frames(seed: int = SEED, count: int = FRAMES, *, shown: int = 0, steps: int = film.STEPS, side: int = film.SIDE) -> bytes:
@@ -33,6 +38,12 @@ def ask(url: str, key: str = "ann", host: str = "127.0.0.1", **body: Any) -> htt
 def get(url: str, path: str = "", key: str = "ann", **headers: str) -> httpx2.Response:
     """path: below /v1/videos."""
     return httpx2.get(f"{url}/v1/videos{path}", headers={**by(key), **headers})
+
+
+def film_job(name: str = "video_1", who: str = "ann", **fields: Any) -> FilmJob:
+    """A job as a gateway keeps it. fields: beside, or in place of, those of a small film."""
+    common = {"created_at": 1, "prompt": PROMPT, "options": {"seed": SEED}, "model": "", "size": "", "seconds": ""}
+    return FilmJob(name, who, **{**common, **fields})
 
 
 def by(key: str) -> dict[str, str]:

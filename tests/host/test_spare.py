@@ -1,10 +1,12 @@
-"""Parts that a server can do without may fail for any lack of the machine: the server goes on, and tries again if that makes sense."""
+"""The memory of a server, and its parts that may fail for any lack of the machine: it goes on, and tries again if that makes sense."""
 
 from __future__ import annotations
 
 import json
 import os
 import resource
+import subprocess
+import sys
 import threading
 import urllib.request
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from helpers.memory import has_huge_pages
 from helpers.poor import ERRORS, SPARE
 from helpers.servers import ServerProcess, stage_flags, stage_stub
 from helpers.waiting import until
@@ -103,3 +106,150 @@ def test_threads_of_a_library_are_as_spare_as_its_own():
     assert is_spare(inside) and not is_spare(after) and not is_spare(threading.main_thread()) and not is_spare(None)
     inside.join()
     after.join()
+
+
+SCRIPT = """
+import ctypes
+import platform
+import sys
+from omnistage.host.startup import tune_malloc
+
+glibc = platform.libc_ver()[0] == "glibc"
+assert tune_malloc() is glibc
+assert tune_malloc(max_arenas=16) is glibc
+assert "grpc" not in sys.modules and "torch" not in sys.modules
+if glibc:
+    class Info(ctypes.Structure):
+        names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+        _fields_ = [(name, ctypes.c_size_t) for name in names.split()]
+    library = ctypes.CDLL(None)
+    library.mallinfo2.restype = Info
+    library.malloc.restype = ctypes.c_void_p
+    before = library.mallinfo2().hblks
+    blocks = [library.malloc(ctypes.c_size_t(1 << 20)) for _ in range(8)]
+    assert library.mallinfo2().hblks == before, "a block of 1 MiB still gets a mapping of its own"
+"""
+
+
+def output(code: str, *words: str) -> str:
+    """The output of a process, which must end well."""
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_blocks_of_1_mib_come_from_the_heap() -> None:
+    output(SCRIPT)
+
+
+HUGE = """
+import ctypes
+import mmap
+import sys
+from omnistage.host.startup import use_huge_pages
+
+PR_SET_THP_DISABLE = 41
+MIB = 1 << 20
+
+def held() -> int:
+    lines = open("/proc/self/smaps_rollup").read().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("AnonHugePages:"))
+
+if sys.argv[1] == "none":
+    assert ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0
+used = mmap.mmap(-1, 64 * MIB, flags=mmap.MAP_PRIVATE)
+for page in range(0, 64 * MIB, mmap.PAGESIZE):
+    used[page : page + 2] = (page // mmap.PAGESIZE % 65536).to_bytes(2, "little")
+hardly = mmap.mmap(-1, 8 * MIB, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+hardly[4 * MIB] = 1
+before = held()
+said = use_huge_pages()
+assert all(used[page : page + 2] == (page // mmap.PAGESIZE % 65536).to_bytes(2, "little") for page in range(0, 64 * MIB, mmap.PAGESIZE))
+assert hardly[4 * MIB] == 1
+print(before, said, held())
+"""
+
+
+def huge_pages(machine: str) -> tuple[int, int, int]:
+    """Bytes in huge pages before and after, and the returned number of them, in a process that has touched 64 MiB. machine: "with" huge
+    pages, or "none"."""
+    before, said, after = map(int, output(HUGE, machine).split())
+    return before, said, after
+
+
+@pytest.mark.skipif(not has_huge_pages(), reason="this kernel has no huge pages that can be asked for")
+def test_what_is_in_memory_is_held_in_huge_pages() -> None:
+    before, said, after = huge_pages("with")
+    assert before == 0 and said >= 56 << 20 and after >= 56 << 20
+
+
+def test_without_huge_pages_all_is_as_before() -> None:
+    assert huge_pages("none") == (0, 0, 0)
+
+
+COLLECTION = """
+import gc
+import weakref
+from omnistage.host.startup import collect_from_now_on, put_off_collection
+
+class Cycle:
+    def __init__(self):
+        self.itself = self
+
+def is_collected(made):
+    for _ in range(200_000):
+        Cycle()  # the collector, where it works, is led to look by what is made
+    return made() is None
+
+put_off_collection()
+begun, kept = weakref.ref(Cycle()), Cycle()
+assert not is_collected(begun)
+collect_from_now_on()
+assert begun() is None, "what loading left behind"
+assert is_collected(weakref.ref(Cycle()))
+assert not any(each is kept for each in gc.get_objects()), "it is looked at again and again"
+"""
+
+SERVING = """
+import gc
+import os
+import runpy
+import signal
+import sys
+import threading
+
+ready, told = os.pipe()
+
+def look():
+    os.read(ready, 1 << 16)
+    print(gc.isenabled(), gc.get_freeze_count() > 10_000)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+sys.argv += ["--ready-fd", str(told)]
+threading.Thread(target=look).start()
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
+
+
+def test_the_collector_rests_until_all_is_loaded_and_then_looks_at_what_is_new() -> None:
+    output(COLLECTION)
+
+
+@pytest.mark.parametrize("module", ["omnistage.thinker", "omnistage.talker", "omnistage.code2wav", "omnistage.diffusion"])
+def test_a_server_that_serves_has_its_collector(module: str) -> None:
+    assert output(SERVING, module, "--family", "toy") == "True True\n"
+
+
+COMMAND = """
+import gc
+import sys
+from omnistage.cli.__main__ import main
+try:
+    main()
+finally:
+    print(gc.isenabled(), gc.get_freeze_count() > 10_000)
+"""
+
+
+def test_a_command_that_runs_has_its_collector() -> None:
+    assert output(COMMAND, "pipelines").endswith("\nTrue True\n")

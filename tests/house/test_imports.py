@@ -60,7 +60,7 @@ USED: dict[str, tuple[str, ...]] = {
     "engine": (*MODELS, "dev"),
 }
 OF_FRAMEWORKS = {"langchain_openai", "livekit", "pipecat"}
-"""Modules that examples import for an environment of their own, which a test makes (tests/gateway/test_frameworks.py)."""
+"""Modules that examples import for an environment of their own, which a test makes (tests/gateway/test_schema.py)."""
 NO_PACKAGE = {"_typeshed", "omnistage"}
 """Modules that belong to no package: type checkers alone know the first, and the second is ours."""
 

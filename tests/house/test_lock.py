@@ -58,8 +58,10 @@ def named(requirement: str) -> str:
 
 
 def constraints(root: Path) -> dict[str, str]:
-    pins = re.findall(r"^([^#\s]+)==(\S+)$", (root / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
-    return {canonicalize_name(name): version for name, version in pins}
+    """The pinned versions by name; nothing else may be there."""
+    entries = [line for line in (root / "constraints.txt").read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    assert [line for line in entries if not re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][0-9A-Za-z.]*", line)] == []
+    return {canonicalize_name(name): version for name, version in (line.split("==") for line in entries)}
 
 
 def test_the_lists_hold_versions_and_hashes_and_no_addresses() -> None:

@@ -45,24 +45,18 @@ def bring(python: str, device: str = "cpu") -> str:
     return torch_build.install(python, torch_build.choose(python, device))
 
 
-def test_the_cpu_build_of_the_configured_sources_comes_first(
-    python: str, configured: Path, other: Path, table: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("where", ["configured", "other"])
+def test_the_cpu_build_of_the_configured_sources_comes_first_and_where_they_lack_it_that_of_the_other_index(
+    where: str, python: str, configured: Path, other: Path, table: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     publish(configured, "torch", TORCH_CUDA)
-    wheel = publish(configured, "torch", TORCH)
     publish(other, "torch", TORCH, needs=("something-else",))
+    wheel = publish({"configured": configured, "other": other}[where], "torch", TORCH)
     know(table, sha256(wheel))
     assert bring(python) == sha256(wheel)
     assert installed(python) == f"torch=={TORCH}\n"
-    assert "unchecked" not in (said := capsys.readouterr().out) and "out of reach" not in said
-
-
-def test_where_they_lack_it_the_cpu_build_comes_from_the_other_index(python: str, configured: Path, other: Path, table: Path) -> None:
-    publish(configured, "torch", TORCH_CUDA)
-    wheel = publish(other, "torch", TORCH)
-    know(table, sha256(wheel))
-    assert bring(python) == sha256(wheel)
-    assert installed(python) == f"torch=={TORCH}\n"
+    said = capsys.readouterr().out
+    assert "unchecked" not in said and "out of reach" not in said
 
 
 @pytest.mark.parametrize("where", ["configured", "other"])

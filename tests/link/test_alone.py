@@ -117,7 +117,7 @@ def waits_in(lines: Sequence[EventDict]) -> list[EventDict]:
 @pytest.mark.parametrize("wakes", [True, False])
 async def test_the_log_tells_where_the_wait_begins_and_where_it_ends(when: str, wakes: bool) -> None:
     """The log has the known facts about the replica, and its lines belong to the waiting session: the check for silence is shared by all
-    sessions."""
+    sessions. When the time of the request is over the replica is named; it is not asked again, and is not reported as lost."""
     peer = Sleeper(when)
     with capture_logs(processors=[structlog.contextvars.merge_contextvars]) as lines:
         async with (
@@ -132,25 +132,16 @@ async def test_the_log_tells_where_the_wait_begins_and_where_it_ends(when: str, 
                 peer.wakes.set()
                 await hearing
             else:
-                with pytest.raises(StageError, match="DEADLINE"):
+                with pytest.raises(StageError, match=r"DEADLINE: talker .*no sign of life for .* s, until the time") as raised:
                     await hearing
+                assert raised.value.metadata == {"stage": "talker"} and raised.value.retry_delay_s is None
+    assert len(peer.requests) == 1
     begin, end = waits_in(lines)
     assert begin["event"] == "link.waits" and begin["why"].startswith("no sign of life for ")
     assert (end["event"], end["answers"]) == ("link.waited", wakes) and end["waited_s"] > 0
     for line in (begin, end):
         assert (line["stage"], line["address"], line["session_id"]) == ("talker", address, "this one")
         assert line["process"] == {"state": "T"}
-
-
-@pytest.mark.parametrize("when", WHEN)
-async def test_it_is_named_when_the_time_of_the_request_is_over(when: str) -> None:
-    """The replica is not asked again, and is not reported as lost."""
-    peer = Sleeper(when)
-    async with bare_peer(peer, peer.beats) as address, link_by(route_to(address), opening(checkpoints=["codes"]), within_s=2.5) as link:
-        with pytest.raises(StageError, match=r"DEADLINE: talker .*no sign of life for .* s, until the time") as raised:
-            await answer(link)
-    assert raised.value.metadata == {"stage": "talker"} and raised.value.retry_delay_s is None
-    assert len(peer.requests) == 1
 
 
 @pytest.mark.parametrize("when", WHEN)
@@ -248,8 +239,15 @@ class NotedOpens:
             self._notes.append(f"{self._name} left")
 
 
-def link_of(channels: Channels, addresses: Sequence[str], **options: object) -> Link:
-    return Link(channels, route_to(*addresses), opening(), deadline=time.monotonic() + 60, **options)  # type: ignore[arg-type]
+def link_of(channels: Channels, addresses: Sequence[str]) -> Link:
+    return Link(channels, route_to(*addresses), opening(), deadline=time.monotonic() + 60)
+
+
+def link_before(channels: Channels, thinker: str, talkers: Sequence[str], within_s: float) -> Link:
+    """A link to a Thinker with Talkers behind it."""
+    hop = stage_pb2.Hop(kind=stage_pb2.STAGE_KIND_TALKER, model="toy-talker", takes=["hidden"], params=params("talker"), addresses=talkers)
+    route = route_to(thinker, kind="thinker", behind=[hop])
+    return Link(channels, route, opening("thinker", credits=0), deadline=time.monotonic() + within_s)
 
 
 async def test_an_open_without_a_beat_is_asked_elsewhere_and_nobody_asks_there_again() -> None:
@@ -289,11 +287,8 @@ async def test_an_open_that_takes_long_is_waited_for_while_there_are_beats() -> 
         await say(context, OPENED)
         await listen(context)
 
-    async with (
-        bare_peer(slow, steady_beat) as one,
-        bare_peer(NotedOpens("well", notes, True), steady_beat) as other,
-        Channels(CREDENTIALS) as channels,
-    ):
+    well = NotedOpens("well", notes, True)
+    async with bare_peer(slow, steady_beat) as one, bare_peer(well, steady_beat) as other, Channels(CREDENTIALS) as channels:
         link = link_of(channels, [one, other])
         waiting = asyncio.create_task(link.open())
         await until(lambda: channels.pulses.of(one).ticks >= 2 * SILENCE)
@@ -304,18 +299,13 @@ async def test_an_open_that_takes_long_is_waited_for_while_there_are_beats() -> 
 
 
 async def test_a_silent_peer_behind_a_stage_is_told_of_and_the_stage_is_not_blamed() -> None:
-    hop = stage_pb2.Hop(kind=stage_pb2.STAGE_KIND_TALKER, model="toy-talker", takes=["hidden"], params=params("talker"))
-    notes: list[str] = []
     async with (
-        bare_peer(NotedOpens("hung", notes, False), no_beat) as hung,
+        bare_peer(NotedOpens("hung", [], False), no_beat) as hung,
         local_stage(toy_logic("talker")) as talker,
         local_stage(toy_logic("thinker")) as thinker,
         Channels(CREDENTIALS) as channels,
     ):
-        hop.addresses.extend([hung, talker.address])
-        link = Link(
-            channels, route_to(thinker.address, kind="thinker", behind=[hop]), opening("thinker", credits=0), deadline=time.monotonic() + 60
-        )
+        link = link_before(channels, thinker.address, [hung, talker.address], 60)
         await link.open()
         assert list(link.search.silent) == [hung]
         await link.close()
@@ -325,16 +315,12 @@ async def test_a_silent_peer_behind_a_stage_is_told_of_and_the_stage_is_not_blam
 async def test_the_stage_that_does_not_answer_is_blamed_by_name() -> None:
     """The only replica of the stage behind hangs until the time is over. The link waits for the Thinker, which beats, until the Thinker
     says so."""
-    hop = stage_pb2.Hop(kind=stage_pb2.STAGE_KIND_TALKER, model="toy-talker", takes=["hidden"], params=params("talker"))
     async with (
         bare_peer(NotedOpens("hung", [], False), no_beat) as hung,
         local_stage(toy_logic("thinker")) as thinker,
         Channels(CREDENTIALS) as channels,
     ):
-        hop.addresses.append(hung)
-        link = Link(
-            channels, route_to(thinker.address, kind="thinker", behind=[hop]), opening("thinker", credits=0), deadline=time.monotonic() + 3
-        )
+        link = link_before(channels, thinker.address, [hung], 3)
         with pytest.raises(StageError, match="DEADLINE: talker did not answer Open: no sign of life") as raised:
             await link.open()
         assert raised.value.metadata == {"stage": "talker"} and not channels.pulses.is_quiet(thinker.address)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,16 +35,24 @@ async def send_rows(link: Link, begin: int = 0, end: int = len(ROWS), *, is_last
         await link.feed.send(Output("hidden", 1, ROWS[n : n + 1], last=is_last and n == len(ROWS) - 1))
 
 
+@asynccontextmanager
+async def two(
+    kind: str, request: stage_pb2.Open, options: Mapping[str, object], arena_bytes: int = 0, **of_link: Any
+) -> AsyncIterator[tuple[StoppableReplica, StoppableReplica, Link, LinkListener]]:
+    """Two replicas, an open link to the first one, and what comes out of the link."""
+    async with (
+        replicas(kind, options=options, arena_bytes=arena_bytes) as (first, second),
+        link_by(route_to(first.address, second.address, kind=kind), request, **of_link) as link,
+    ):
+        await link.open()
+        yield first, second, link, LinkListener(link)
+
+
 @pytest.mark.parametrize("moment", [0, 1, 7, 79, 80])
 async def test_a_talker_is_killed_and_the_next_one_says_the_rest(moment: int):
     """The test holds the end of the input back until the kill. Codes need no credit, so without that all of them might come before."""
     before = -(-moment // formulas.FRAMES_PER_ROW)
-    async with (
-        replicas("talker", options={"max_chunk": 1}) as (first, second),
-        link_by(route_to(first.address, second.address), opening(checkpoints=["codes"])) as link,
-    ):
-        await link.open()
-        listener = LinkListener(link)
+    async with two("talker", opening(checkpoints=["codes"]), {"max_chunk": 1}) as (first, second, link, listener):
         await send_rows(link, end=before, is_last=False)
         await listener.until(lambda events: len([event for event in events if event.HasField("chunk")]) >= moment)
         await first.kill()
@@ -66,12 +75,7 @@ async def send_codes(link: Link) -> None:
 @pytest.mark.parametrize("context", [0, 2, 50])
 async def test_a_code2wav_is_killed_and_the_next_one_gets_the_window_that_it_needs(moment: int, context: int):
     options: dict[str, object] = {"max_chunk": 1, "context": context}
-    async with (
-        replicas("code2wav", options=options) as (first, second),
-        link_by(route_to(first.address, second.address, kind="code2wav"), opening("code2wav", credits=moment)) as link,
-    ):
-        await link.open()
-        listener = LinkListener(link)
+    async with two("code2wav", opening("code2wav", credits=moment), options) as (first, _, link, listener):
         sending = asyncio.create_task(send_codes(link))
         await listener.chunks("audio", moment)
         await first.kill()
@@ -87,12 +91,7 @@ async def test_a_code2wav_is_killed_and_the_next_one_gets_the_window_that_it_nee
 @pytest.mark.parametrize("moment", [0, 1, 5])
 async def test_a_thinker_is_killed_and_the_next_one_has_the_same_text_and_rows(moment: int):
     request = opening("thinker", {"hidden": moment}, checkpoints=["text"], seed=3)
-    async with (
-        replicas("thinker", options={"max_chunk": 2}) as (first, second),
-        link_by(route_to(first.address, second.address, kind="thinker"), request) as link,
-    ):
-        await link.open()
-        listener = LinkListener(link)
+    async with two("thinker", request, {"max_chunk": 2}) as (first, _, link, listener):
         await listener.chunks("hidden", moment)
         await first.kill()
         await link.grant("hidden", PLENTY)
@@ -124,17 +123,9 @@ async def test_every_replica_is_lost_in_turn_and_each_item_comes_once():
 @pytest.mark.parametrize("moment", [0, 1, 30])
 @pytest.mark.parametrize("replay_bytes", [1 << 20, 0], ids=["log", "no log"])
 async def test_tensors_in_shared_memory_are_sent_again_and_all_free_in_the_end(arena: Arena, moment: int, replay_bytes: int):
-    async with (
-        replicas("talker", options={"max_chunk": 1}, arena_bytes=1 << 28) as (first, second),
-        link_by(
-            route_to(first.address, second.address),
-            opening(credits=moment, checkpoints=["codes"]),
-            sender=lambda: Sender(arena, inline_limit=0),
-            replay_bytes=replay_bytes,
-        ) as link,
-    ):
-        await link.open()
-        listener = LinkListener(link)
+    request = opening(credits=moment, checkpoints=["codes"])
+    of_link = {"sender": lambda: Sender(arena, inline_limit=0), "replay_bytes": replay_bytes}
+    async with two("talker", request, {"max_chunk": 1}, 1 << 28, **of_link) as (first, second, link, listener):
         await send_rows(link, is_last=False)
         await listener.chunks("codes", moment)
         assert arena.leases > 0 or not replay_bytes, "nothing went through shared memory"
@@ -152,12 +143,7 @@ async def test_tensors_in_shared_memory_are_sent_again_and_all_free_in_the_end(a
 
 
 async def test_a_sender_that_waits_for_room_goes_on_with_the_next_replica():
-    async with (
-        replicas("talker", options={"max_chunk": 1}) as (first, second),
-        link_by(route_to(first.address, second.address), opening(credits=0, checkpoints=["codes"]), max_unsent=2) as link,
-    ):
-        await link.open()
-        listener = LinkListener(link)
+    async with two("talker", opening(credits=0, checkpoints=["codes"]), {"max_chunk": 1}, max_unsent=2) as (first, _, link, listener):
         sending = asyncio.create_task(send_rows(link))
         await link.grant("codes", 1)
         await listener.chunks("codes", 1)
@@ -247,21 +233,15 @@ async def chain(counts: Mapping[str, int] | None = None, short: Collection[str] 
             count = (counts or {}).get(kind, 2)
             settings = {"replay_limit": 1} if kind in short else {}
             running[kind] = await stack.enter_async_context(replicas(kind, count, {"max_chunk": 1}, **settings))
+        addresses = {kind: [replica.address for replica in several] for kind, several in running.items()}
         behind = [
-            stage_pb2.Hop(
-                kind=KINDS[kind],
-                model=f"toy-{kind}",
-                addresses=[replica.address for replica in running[kind]],
-                params=params(kind),
-                takes=[port],
-                checkpoints=["codes"] if kind == "talker" else [],
-            )
+            stage_pb2.Hop(kind=KINDS[kind], model=f"toy-{kind}", addresses=addresses[kind], params=params(kind), takes=[port])
             for kind, port in TAKES.items()
         ]
+        behind[0].checkpoints.append("codes")
         asked = params("thinker", PROMPT, max_tokens=TOKENS, ignore_eos=True)
         request = opening("thinker", {"audio": 0}, checkpoints=["text"], seed=SEED, params=asked)
-        addresses = [replica.address for replica in running["thinker"]]
-        route = route_to(*addresses, kind="thinker", behind=behind, places_anew=True, patience_s=5.0)
+        route = route_to(*addresses["thinker"], kind="thinker", behind=behind, places_anew=True, patience_s=5.0)
         link = await stack.enter_async_context(link_by(route, request))
         await link.open()
         yield LinkedChain(running, link, LinkListener(link))

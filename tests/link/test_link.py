@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -169,47 +168,32 @@ OPENED = stage_pb2.RunResponse(opened=stage_pb2.Opened())
 CHUNK = stage_pb2.RunResponse(chunk=chunk_pb2.Chunk(port="codes"))
 
 
+def ends(ended: stage_pb2.Ended) -> stage_pb2.RunResponse:
+    return stage_pb2.RunResponse(ended=ended)
+
+
 @pytest.mark.parametrize(
-    ("behave", "reason"),
+    ("is_open", "behave", "reason"),
     [
-        (says(), "STAGE_LOST"),
-        (links.abort, "STAGE_LOST"),
-        (says(CHUNK), "PROTOCOL"),
-        (says(b"\xff\xff\xff"), "PROTOCOL"),
-        (says(stage_pb2.RunResponse()), "PROTOCOL"),
+        pytest.param(False, says(), "STAGE_LOST", id="nothing"),
+        pytest.param(False, links.abort, "STAGE_LOST", id="status without Ended"),
+        pytest.param(False, says(CHUNK), "PROTOCOL", id="a chunk before Opened"),
+        pytest.param(False, says(b"\xff\xff\xff"), "PROTOCOL", id="bytes"),
+        pytest.param(False, says(stage_pb2.RunResponse()), "PROTOCOL", id="an empty message"),
+        pytest.param(True, says(OPENED), "STAGE_LOST", id="nothing more"),
+        pytest.param(True, says(OPENED, CHUNK), "PROTOCOL", id="the same chunk again by the replica that goes on"),
+        pytest.param(True, says(OPENED, OPENED), "PROTOCOL", id="Opened twice"),
+        pytest.param(True, says(OPENED, b"\xff\xff\xff"), "PROTOCOL", id="bytes after Opened"),
+        pytest.param(True, says(OPENED, ends(StageError("STALE_REFERENCE", "late").to_ended())), "STALE_REFERENCE", id="Ended at once"),
+        pytest.param(True, says(OPENED, ends(stage_pb2.Ended(code=13))), "INTERNAL", id="a bug of the stage"),
     ],
-    ids=["nothing", "status without Ended", "a chunk before Opened", "bytes", "an empty message"],
 )
-async def test_open_with_a_peer_that_breaks_the_contract(behave: Behaviour, reason: str):
+async def test_a_peer_that_breaks_the_contract_or_breaks_off(is_open: bool, behave: Behaviour, reason: str):
     async with bare_peer(behave) as address, link_to(address) as link:
-        with pytest.raises(StageError, match=reason):
+        if is_open:
             await link.open()
-
-
-@pytest.mark.parametrize(
-    ("behave", "reason"),
-    [
-        (says(OPENED), "STAGE_LOST"),
-        (says(OPENED, CHUNK), "PROTOCOL"),
-        (says(OPENED, OPENED), "PROTOCOL"),
-        (says(OPENED, b"\xff\xff\xff"), "PROTOCOL"),
-        (says(OPENED, stage_pb2.RunResponse(ended=StageError("STALE_REFERENCE", "late").to_ended())), "STALE_REFERENCE"),
-        (says(OPENED, stage_pb2.RunResponse(ended=stage_pb2.Ended(code=13))), "INTERNAL"),
-    ],
-    ids=[
-        "nothing more",
-        "the same chunk again by the replica that goes on",
-        "Opened twice",
-        "bytes",
-        "Ended without waiting for us",
-        "a bug of the stage",
-    ],
-)
-async def test_a_session_with_a_peer_that_breaks_off(behave: Behaviour, reason: str):
-    async with bare_peer(behave) as address, link_to(address) as link:
-        await link.open()
         with pytest.raises(StageError, match=reason):
-            await hear(link)
+            await (hear(link) if is_open else link.open())
 
 
 async def test_ended_well_counts_even_when_the_peer_does_not_wait_for_the_half_close():
@@ -241,17 +225,6 @@ async def test_a_deadline_is_not_a_loss():
         await link.open()
         with pytest.raises(StageError, match="DEADLINE"):
             await hear(link)
-
-
-async def test_a_peer_that_accepts_and_says_nothing_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch):
-    """A frozen process: its kernel finishes the TCP handshake, and nobody finishes the one of HTTP/2."""
-    monkeypatch.setattr("omnistage.link.stream.CONNECT_TIMEOUT_S", 1.5)  # Enough for the good peer on a busy machine too.
-    with socket.create_server(("127.0.0.1", 0)) as deaf:
-        address = f"127.0.0.1:{deaf.getsockname()[1]}"
-        async with local_stage(toy_logic("talker")) as talker, link_to(address, talker.address) as link:
-            async with asyncio.timeout(10):
-                await link.open()
-            assert link.address == talker.address
 
 
 @pytest.mark.parametrize("unwanted", [["hidden"], []])

@@ -196,9 +196,8 @@ class ChunkSource:
         self.port, self.seq, self.first, self.ended = port, 0, 0, False
 
     def next(self, count: int, *, last: bool = False) -> chunk_pb2.Chunk:
-        chunk = chunk_pb2.Chunk(
-            port=self.port, seq=self.seq, first=self.first, count=count, last=last, **content(self.port, self.first, count)
-        )
+        held = content(self.port, self.first, count)
+        chunk = chunk_pb2.Chunk(port=self.port, seq=self.seq, first=self.first, count=count, last=last, **held)
         if last and self.port == "text":
             chunk.text.finish_reason = chunk_pb2.FINISH_REASON_STOP
         self.seq, self.first, self.ended = self.seq + 1, self.first + count, last
@@ -238,9 +237,8 @@ def test_an_account_is_what_came(steps: list[tuple[str, int, bool]], moves: list
     assert (account.complete, account.empty) == (all(source.ended for source in sources.values()), not begun)
     assert {port: account.earlier(port) for port in PORTS} == {port: on_link[port] - on_stream[port] for port in PORTS}
     resume = account.resume()
-    assert {p.port: (p.seq, p.first, p.ended) for p in resume.positions} == {
-        port: (source.seq, source.first, source.ended) for port, source in begun.items()
-    }
+    places = {port: (source.seq, source.first, source.ended) for port, source in begun.items()}
+    assert {p.port: (p.seq, p.first, p.ended) for p in resume.positions} == places
     assert {chunk.port: chunk for chunk in resume.history} == {port: _whole(begun[port]) for port in ("text", "codes") if port in begun}
 
 

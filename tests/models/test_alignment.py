@@ -1,4 +1,4 @@
-"""When the default Talker speaks which word: a function of the text alone, and where the sound is."""
+"""When the default Talker speaks which word: a function of the text alone, and where the sound is; and which are not spoken."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from hibari.g2p import G2P
 
 from helpers import lengths
-from helpers.speech import frames_of, made_of, rows_of, spoken, words_of
+from helpers.speech import frames_of, made_of, rows_of, spoken, unspoken_of, words_of
 from omnistage.models.checkpoint.files import read_config
 from omnistage.models.checkpoint.weights import load_weights
 from omnistage.models.interface import Alignment, BadRequest, Frames, SpeechRequest, SpokenWord
@@ -136,9 +136,7 @@ async def test_a_word_after_a_pause_begins_where_sound_begins(talker: SmolTalker
 
 async def test_sound_is_the_same_with_words_and_without(talker: SmolTalker) -> None:
     both = await made_of(talker, MARKDOWN, wanted={"features": 0, "alignment": 0})
-    frames = [one for one in both if isinstance(one, Frames)]
-    alone = await frames_of(talker, MARKDOWN)
-    assert np.array_equal(np.concatenate([one.rows for one in frames]), np.concatenate([one.rows for one in alone]))
+    assert np.array_equal(np.concatenate([one.rows for one in both if isinstance(one, Frames)]), await rows_of(talker, MARKDOWN))
     assert [word for one in both if isinstance(one, Alignment) for word in one.words] == await words_of(talker, MARKDOWN)
     assert not any(isinstance(one, Alignment) for one in await made_of(talker, MARKDOWN, wanted={"features": 0}))
     assert not any(isinstance(one, Frames) for one in await made_of(talker, MARKDOWN, wanted={"alignment": 0}))
@@ -178,9 +176,8 @@ async def test_words_go_on_at_any_word_with_rows_or_without(talker: SmolTalker, 
         made = await made_of(talker, MARKDOWN, wanted={"features": row, "alignment": first})
         assert [word for one in made if isinstance(one, Alignment) for word in one.words] == whole[first:]
         assert np.array_equal(np.concatenate([one.rows for one in made if isinstance(one, Frames)]), rows[row:])
-    with pytest.raises(BadRequest) as refused:
+    with pytest.raises(BadRequest, match=r"^resume\.positions: "):
         await words_of(talker, MARKDOWN, first=len(whole) + 1)
-    assert refused.value.field == "resume.positions"
 
 
 PIECES = (*"ab A1.!?;:,' \n\n#*_-`~[]()<>|\\/=é😀", "10 km ", "Dr. ", "March 3, ", "hello ", "1/2 ", "the ", "IV ", "No. 5 ", "% ")
@@ -203,3 +200,63 @@ async def test_a_word_without_an_end_is_told_in_parts(talker: SmolTalker, unit: 
     words = await words_of(talker, text)
     check_order(words, len(await rows_of(talker, text)))
     assert bool(words) == unit.isalnum() or unit == "a|"
+
+
+# Words that are not spoken -----------------------------------------------------------------------------------------------------------
+
+
+TEXT = "Hello 你好. 🙂\n\n🎉 And 世界, or ∯ so\n- ✨\n\nthe end 🙃"
+RUNS = ["你好", "🙂", "🎉", "世界", "∯", "✨", "🙃"]
+
+
+@pytest.mark.parametrize(
+    ("text", "runs"),
+    [
+        *[(text, ["🙂"]) for text in ("🙂", "🙂\n\nHello.", "Hello. 🙂", "Hello.\n\n🙂\n\nHello.", "Hello, 🙂, hello.")],
+        ("Hello :-( there :), hello; (5) :D", [":-(", ":)", ":D"]),
+        ("| one | 🙂 |\n|---|---|\n| 🎉 | two |", ["🙂", "🎉"]),
+        ("你好世界" * 60, ["你好世界" * 50, "你好世界" * 10]),
+        ("# 🙂\n**🎉** [✨](https://example.com/你好) ![🙃](x.png)", ["🙂", "🎉", "✨", "🙃"]),
+        ("Say:\n```\n你好\n```\n<b>Hello</b> [there](https://example.com/世界).", []),
+    ],
+)
+async def test_each_kind_of_cut_tells_what_is_not_spoken(talker: SmolTalker, text: str, runs: list[str]) -> None:
+    """Marks that Markdown leaves out were not to be read, and are not told."""
+    assert await unspoken_of(talker, text) == runs
+
+
+async def test_what_is_not_spoken_is_that_of_the_whole_text_wherever_speech_goes_on(talker: SmolTalker, seed: int) -> None:
+    """However the text comes; also where nothing is wanted any more, or the times of words alone."""
+    whole = len(await rows_of(talker, TEXT))
+    for first in (0, random.Random(seed).randrange(whole), whole):
+        assert await unspoken_of(talker, TEXT, features=first) == RUNS
+    assert await unspoken_of(talker, TEXT, alignment=0) == RUNS
+    assert await unspoken_of(talker, TEXT) == await unspoken_of(talker, *TEXT) == RUNS
+    assert await made_of(talker, TEXT, wanted={}) == []
+
+
+async def test_what_is_not_spoken_after_the_last_frame_is_not_counted(talker: SmolTalker) -> None:
+    first, second = "Hello 你好 there.", "🙂 And 世界 so on."
+    begun = len(await rows_of(talker, first))
+    for most, runs in ((1, ["你好"]), (begun, ["你好"]), (begun + 1, ["你好", "🙂", "世界"])):
+        request = SpeechRequest(seed=0, max_frames=most)
+        assert await unspoken_of(talker, f"{first} {second}", request=request, features=0) == runs, most
+
+
+GIVEN = "# *Hello* _you_ \\<b>there</b> [x](y)\nand more\n```\nText | 世界 |\n```"
+
+
+async def test_plain_text_has_no_markdown(talker: SmolTalker) -> None:
+    plain = SpeechRequest(seed=0, plain=True)
+    assert "世界" in await unspoken_of(talker, GIVEN, request=plain)
+    assert "世界" not in await unspoken_of(talker, GIVEN)
+    spoken = await rows_of(talker, "5 * 3 # 2", request=plain)
+    assert not np.array_equal(spoken, await rows_of(talker, "5 3 2", request=plain))
+    assert len(await frames_of(talker, "```\ncode\n```", request=plain)) > 1
+
+
+async def test_places_of_words_in_plain_text_are_those_of_what_was_given(talker: SmolTalker) -> None:
+    text = "**Hello**\n\n  <i>you</i> ``and`` me"
+    told = said(text, await words_of(talker, text, request=SpeechRequest(seed=0, plain=True)))
+    for word in ("Hello", "you", "and", "me"):
+        assert any(word in one for one in told), told

@@ -1,4 +1,5 @@
-"""Models on the real engine, behind the interface: every token, row and frame is done again by hand."""
+"""Models on the real engine, behind the interface: every token, row and frame is done again by hand, and rows in bfloat16 are the bits that
+the decoder gave."""
 
 from __future__ import annotations
 
@@ -10,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from helpers import arithmetic
 from helpers.arithmetic import IDS
-from helpers.arithmetic_models import TAIL, ArithmeticTalker, ArithmeticThinker, frames_by_hand
+from helpers.arithmetic_models import TAIL, ArithmeticTalker, ArithmeticThinker, TinyThinker, frames_by_hand
 from helpers.engine_family import StarvingTalker
+from helpers.engines import items, read
 from helpers.families import PICTURE, PROMPT, SMALL_ROWS, until_a_seven
 from helpers.logic import pieces_of, run_logic
 from helpers.models import said
@@ -23,6 +26,7 @@ from helpers.waiting import until
 from omnistage.engine.memory import PAGE_ROWS
 from omnistage.models.conversation import Media, Turn
 from omnistage.models.interface import BadRequest, FinishReason, Piece, Sampling, SpeechRequest, TensorRows, TextPiece, TextRequest
+from omnistage.models.text.engine_model import array_of
 from omnistage.models.toy.files import png
 from omnistage.talker.stage import TalkerStage
 from omnistage.thinker.stage import parse
@@ -173,3 +177,44 @@ async def test_speech_starves_until_its_next_row_comes() -> None:
     assert (len(frames), reason) == (len(SMALL_ROWS) + TAIL, FinishReason.STOP)
     assert talker.load().kv_pages_used == 0
     await talker.close()
+
+
+# Rows in bfloat16 --------------------------------------------------------------------------------------------------------------------
+
+
+def test_bfloat16_travels_as_its_bits() -> None:
+    rows = torch.randn(5, 8).bfloat16()
+    for tensor in (rows, rows[1:3], rows[:, ::2], rows[:0]):
+        array = array_of(tensor)
+        assert array.dtype == np.uint16 and array.shape == tuple(tensor.shape)
+        assert torch.equal(torch.from_numpy(array.copy()).view(torch.bfloat16), tensor)
+
+
+def test_other_types_are_what_they_are() -> None:
+    rows = torch.randn(3, 4)
+    assert array_of(rows).dtype == np.float32
+    assert array_of(rows).ctypes.data == rows.data_ptr()
+
+
+LONG = TextRequest((Turn("user", ("What is a bfloat16, and why are its rows half as long?",)),), seed=3, max_tokens=12)
+
+
+async def test_rows_of_prompt_and_reply_are_the_bits_of_the_taps() -> None:
+    model = TinyThinker()
+    tokens, rows = list[int](), {"prompt": list[np.ndarray](), "hidden": list[np.ndarray]()}
+    async for piece in said(model, LONG, {"text": 0, "prompt": 0, "hidden": 0}):
+        if isinstance(piece, TextPiece):
+            tokens += piece.token_ids
+        elif isinstance(piece, TensorRows) and len(piece.rows):
+            assert piece.rows.dtype == np.uint16
+            rows[piece.port].append(np.array(piece.rows))
+    asked = model.asked(LONG)
+    await model.close()
+    other = TinyThinker()
+    events = await read(other.engine.submit(type(asked)(asked.prompt, asked.seed, asked.max_items, taps_from=0)))
+    await other.close()
+    taps = torch.cat([event.taps.rows for event in events if event.taps is not None])
+    assert taps.dtype == torch.bfloat16 and tokens == [item[0] for item in items(events)][: len(tokens)]
+    given = np.concatenate([*rows["prompt"], *rows["hidden"]])
+    assert len(given) == len(asked.prompt) + len(tokens)
+    assert torch.equal(torch.from_numpy(given).view(torch.bfloat16), taps[: len(given)])

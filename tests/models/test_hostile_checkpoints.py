@@ -37,7 +37,7 @@ CONFIGS = {
     "scheduler": ("scheduler/scheduler_config.json", ""),
     **{f"{kind} of smol": (f"{kind}/config.json", "") for kind in KINDS[:2]},
 }
-"""Of each part its file and, of a config with several, its section there."""
+"""The file of each part and, of a config with several, its section there."""
 NUMBERS = {"huge": 10**8, "beyond": 2**40, "endless": 10**400, "many": 10**6, "none": 0, "negative": -1, "half": 1.5}
 ABSURD: dict[str, object] = {**NUMBERS, "text": "7", "true": True, "null": None, "list": [1]}
 CELLS = [f"{part} {absurd}" for part in CONFIGS for absurd in ABSURD]
@@ -51,7 +51,7 @@ WEIGHTS_OF = {
     **{f"{kind} of smol": (kind, "") for kind in KINDS[1:]},
     **{part: (part, "") for part in ("transformer", "vae", "text_encoder")},
 }
-"""Of each part the folder of its files, and how the names of its weights begin."""
+"""The folder of each part's files, and how the names of its weights begin."""
 KIND_OF = {"eyes": "thinker", "ears": "thinker", "vocoder": "code2wav", "voices": "code2wav"}
 
 Copied = Callable[[str], tuple[Path, Callable[..., object]]]
@@ -67,7 +67,7 @@ def copied(omni_checkpoint: Path, default_model: Path, tmp_path: Path) -> Copied
         if not family:
             writable("z-image", folder)
             return folder, lambda dtype="float32": load_pipeline(folder, getattr(torch, dtype))
-        # Of links, which whoever changes a file replaces.
+        # Links, which whoever changes a file replaces.
         source = omni_checkpoint if family == "qwen" else default_model
         shutil.copytree(source, folder, copy_function=lambda path, copy: Path(copy).symlink_to(Path(path).resolve()))
         name = "qwen2_5_omni" if family == "qwen" else family

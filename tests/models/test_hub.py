@@ -9,13 +9,14 @@ import resource
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from helpers import lengths
-from helpers.hub_server import BLOCK, FETCHING, File, HubServer, fetched, fetching, hub_server
+from helpers.http_servers import BLOCK
+from helpers.hub_server import FETCHING, File, HubServer, fetched, fetching, hub_server
 from helpers.mounts import run_on_mount
 from helpers.waiting import until
 from omnistage.models.fetch.hub import HubName, hub_name
@@ -39,12 +40,8 @@ UNWANTED = {
     "modeling_words.py": File(b"raise SystemExit"),
 }
 SHARDS = {"weight_map": {"a": "diffusion_pytorch_model-1.safetensors", "b": "diffusion_pytorch_model-2.safetensors"}}
-PARTS = {
-    "transformer": ["diffusers", "T"],
-    "text_encoder": ["transformers", "E"],
-    "tokenizer": ["transformers", "Q"],
-    "safety": [None, None],
-}
+PART_CLASSES = {"transformer": ["diffusers", "T"], "text_encoder": ["transformers", "E"], "tokenizer": ["transformers", "Q"]}
+PARTS = {**PART_CLASSES, "safety": [None, None]}
 DRAWING = {
     "model_index.json": File(json.dumps({"_class_name": "DrawingPipeline", "_diffusers_version": "0.1", **PARTS}).encode()),
     "scheduler/scheduler_config.json": File(b'{"shift": 1.0}'),
@@ -96,6 +93,18 @@ def wanted(files: dict[str, File]) -> dict[str, bytes]:
     return {path: file.data for path, file in files.items() if path not in UNWANTED}
 
 
+def fetched_on_mount(hub: HubServer, monkeypatch: pytest.MonkeyPatch, *names: str) -> list[dict[str, Any]]:
+    """As `fetched`, with a cache on a disk of 4 MiB."""
+    for name, value in hub.environment(Path("/dev/shm/home")).items():
+        monkeypatch.setenv(name, value)
+    return [json.loads(line) for line in run_on_mount("4m", FETCHING, arguments=names).splitlines()]
+
+
+def ranges(hub: HubServer) -> list[str]:
+    """Those that the storage was asked for, of the weights."""
+    return [asked.range for asked in hub.asked if (asked.host, asked.what) == ("storage", "model.safetensors")]
+
+
 def partials(home: Path) -> list[int]:
     """Sizes of the files that were begun. Folders may come and go meanwhile."""
     begun = [Path(folder) / name for folder, _, names in os.walk(home) for name in names if name.endswith(".incomplete")]
@@ -115,10 +124,8 @@ def partials(home: Path) -> list[int]:
         ("Qwen/Qwen2.5-Omni-3B", HubName("Qwen/Qwen2.5-Omni-3B", "main")),
         ("a/b@v1.0", HubName("a/b", "v1.0")),
         ("a/b@refs/pr/4", HubName("a/b", "refs/pr/4")),
-        *[
-            (text, None)
-            for text in ("smol", "a/b/c", "/a/b", "./a", "../a", "a/", "a/b@", "a/b@../x", "a/b..c", "a/b--c", "a b/c", "a/b.git")
-        ],
+        *[(text, None) for text in ("smol", "a/b/c", "/a/b", "./a", "../a", "a/", "a/b@", "a/b@../x")],
+        *[(text, None) for text in ("a/b..c", "a/b--c", "a b/c", "a/b.git")],
     ],
 )
 def test_what_looks_like_a_name(text: str, name: HubName | None) -> None:
@@ -181,8 +188,7 @@ def test_a_file_that_is_cut_goes_on_where_it_stopped(hub: HubServer, tmp_path: P
     hub.cut["model.safetensors"] = CUT
     (said,) = fetched(hub.environment(tmp_path), "org/words")
     assert files_of(said["folder"])["model.safetensors"] == LARGE
-    stored = [asked.range for asked in hub.asked if (asked.host, asked.what) == ("storage", "model.safetensors")]
-    assert stored == ["", f"bytes={PART}-"]
+    assert ranges(hub) == ["", f"bytes={PART}-"]
 
 
 async def test_who_comes_later_waits_and_goes_on_with_what_a_killed_one_had(hub: HubServer, tmp_path: Path) -> None:
@@ -196,8 +202,7 @@ async def test_who_comes_later_waits_and_goes_on_with_what_a_killed_one_had(hub:
             killed.kill()
             out, _ = later.communicate(timeout=60)
     assert files_of(json.loads(out)["folder"])["model.safetensors"] == LARGE
-    stored = [asked.range for asked in hub.asked if (asked.host, asked.what) == ("storage", "model.safetensors")]
-    assert (stored, partials(tmp_path)) == (["", f"bytes={PART}-"], [])
+    assert (ranges(hub), partials(tmp_path)) == (["", f"bytes={PART}-"], [])
 
 
 def test_other_bytes_than_the_hub_has_are_not_kept(hub: HubServer, tmp_path: Path) -> None:
@@ -276,9 +281,7 @@ def test_a_disk_that_is_too_small_is_told_before_and_one_that_fills_is_told_then
     hub.add("org/words", words(LARGE))
     small = {f"{number}/config.json": File(b"[%d]" % number) for number in range(32)}
     hub.add("org/larger", {**small, "model.safetensors": File(LARGE[: 4 * BLOCK - 16 * resource.getpagesize()])})
-    for name, value in hub.environment(Path("/dev/shm/home")).items():
-        monkeypatch.setenv(name, value)
-    before, then = map(json.loads, run_on_mount("4m", FETCHING, arguments=["org/words", "org/larger"]).splitlines())
+    before, then = fetched_on_mount(hub, monkeypatch, "org/words", "org/larger")
     assert before["error"] == then["error"] == "DiskFull"
     assert before["text"].startswith("org/words@main: 12 MiB are to be fetched, and /dev/shm/home/hub has 4 MiB free: make room, or set")
     assert then["text"].startswith("the disk of /dev/shm/home/hub is full: make room, or set HF_HOME")
@@ -316,20 +319,12 @@ def test_a_list_that_cannot_be_is_no_hubs(hub: HubServer, tmp_path: Path) -> Non
 def test_no_more_is_written_than_the_hub_has_told(hub: HubServer, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """The bytes that come at once, which are PART at most, are held and not written."""
     hub.add("org/words", words() | {path: File(LARGE, told_size=BLOCK)})
-    for name, value in hub.environment(Path("/dev/shm/home")).items():
-        monkeypatch.setenv(name, value)
-    (said,) = map(json.loads, run_on_mount("4m", FETCHING, arguments=["org/words"]).splitlines())
+    (said,) = fetched_on_mount(hub, monkeypatch, "org/words")
     assert said["error"] == "HubError" and ": the hub sends more than the 1 MiB that it told: try again later" in said["text"]
 
 
-@dataclass(frozen=True)
-class Cached:
-    """A hub, a cache that has all of org/words, and its folder there."""
-
-    hub: HubServer
-    home: Path
-    commit: str
-    folder: str
+Cached = tuple[HubServer, Path, str, str]
+"""A hub, the home of a cache that has all of org/words, and its commit and folder there."""
 
 
 @pytest.fixture(scope="module")
@@ -338,42 +333,43 @@ def cached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cached]:
     with hub_server() as hub:
         commit = hub.add("org/words", words())
         (said,) = fetched(hub.environment(home), "org/words")
-        yield Cached(hub, home, commit, said["folder"])
+        yield hub, home, commit, said["folder"]
 
 
 @pytest.mark.parametrize("why", ["closed", "offline", "nonsense", "deep", "drips", "down"])
 def test_without_a_hub_the_cache_is_used_and_told(cached: Cached, free_port: int, why: str) -> None:
-    environment = cached.hub.environment(cached.home)
+    hub, home, commit, folder = cached
+    environment = hub.environment(home)
     if why == "closed":
         environment["HF_ENDPOINT"] = f"http://127.0.0.1:{free_port}"
     elif why == "offline":
         environment["HF_HUB_OFFLINE"] = "1"
     pages = {"nonsense": b"<html>Please log in</html>", "deep": b"[" * 100_000, "drips": b" " * 100_000}
-    cached.hub.page, cached.hub.drips = pages.get(why), why == "drips"
-    cached.hub.status = 503 if why == "down" else 0
-    names = ("org/words", f"org/words@{cached.commit}", "org/other")
+    hub.page, hub.drips, hub.status = pages.get(why), why == "drips", 503 if why == "down" else 0
+    names = ("org/words", f"org/words@{commit}", "org/other")
     branch, pinned, other = fetched(environment, *names, list_limit_s=2.0 if why == "drips" else None)
-    assert branch["folder"] == pinned["folder"] == cached.folder
+    assert branch["folder"] == pinned["folder"] == folder
     assert [plan["is_unasked"] for said in (branch, pinned) for plan in said["plans"]] == [why != "offline", False]
     assert other["error"] == "HubUnreachable" and "\n" not in other["text"]
     assert {
         "closed": f"the hub at {environment['HF_ENDPOINT']} is not reached, and the cache has not all of org/other@main: check the network",
-        "offline": f"org/other@main is not in the cache {cached.home}/hub, and HF_HUB_OFFLINE forbids to fetch it: unset it once",
-        "nonsense": f"{cached.hub.endpoint} does not answer as a hub does: check HF_ENDPOINT",
-        "deep": f"{cached.hub.endpoint} does not answer as a hub does: check HF_ENDPOINT",
-        "drips": f"{cached.hub.endpoint} has not told its files after 2 s: try again later",
+        "offline": f"org/other@main is not in the cache {home}/hub, and HF_HUB_OFFLINE forbids to fetch it: unset it once",
+        "nonsense": f"{hub.endpoint} does not answer as a hub does: check HF_ENDPOINT",
+        "deep": f"{hub.endpoint} does not answer as a hub does: check HF_ENDPOINT",
+        "drips": f"{hub.endpoint} has not told its files after 2 s: try again later",
         "down": "the hub answers with status 503 for org/other@main: try again later",
     }[why] in other["text"]
 
 
 def test_a_part_of_a_checkpoint_is_none(cached: Cached, tmp_path: Path) -> None:
     """A file that is missing, as the library's list has it, and without that list as the index of the shards has it."""
-    shutil.copytree(cached.home, tmp_path / "home", symlinks=True)
+    hub, home, commit, _ = cached
+    shutil.copytree(home, tmp_path / "home", symlinks=True)
     (store,) = (tmp_path / "home" / "hub").glob("models--*")
-    folder = store / "snapshots" / cached.commit
-    offline = {**cached.hub.environment(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    folder = store / "snapshots" / commit
+    offline = {**hub.environment(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
     (folder / "tokenizer.json").unlink()
-    assert [said.get("error") for said in fetched(offline, "org/words", f"org/words@{cached.commit}")] == ["HubUnreachable"] * 2
+    assert [said.get("error") for said in fetched(offline, "org/words", f"org/words@{commit}")] == ["HubUnreachable"] * 2
     shutil.rmtree(store / "trees")
     assert fetched(offline, "org/words")[0]["folder"] == str(folder)
     index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}

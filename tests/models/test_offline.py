@@ -14,8 +14,8 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 
+from helpers import lengths
 from helpers.drawings import writable
-from helpers.lengths import LONG
 from omnistage.models.checkpoint.files import CONSTANTS, DIALS, SAID, BadCheckpoint
 from omnistage.models.options import LoadOptions
 from omnistage.models.registry import load
@@ -99,13 +99,9 @@ def test_nobody_is_asked_for_what_a_config_names(
     assert str(folder / "text_encoder" / "config.json") in opened and str(token) not in opened
 
 
+@lengths.long_form(unkept="a process of its own asks nobody either")
 @pytest.mark.parametrize(
-    ("what", "when"),
-    [
-        pytest.param("a backbone", "imported before", marks=LONG),
-        pytest.param("a config", "imported by it", marks=LONG),
-        pytest.param("a backbone", "imported by it", marks=LONG),
-    ],
+    ("what", "when"), [("a backbone", "imported before"), ("a config", "imported by it"), ("a backbone", "imported by it")]
 )
 def test_a_process_of_its_own_asks_nobody_either(what: str, when: str, tmp_path: Path) -> None:
     """A socket that listens where the hub is said to be: nobody connects, and the token of whoever runs this is not read."""

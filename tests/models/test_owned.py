@@ -68,32 +68,22 @@ def test_what_a_killed_process_leaves_goes_with_the_next_one(moment: str, what: 
 
 def test_a_sweep_leaves_what_is_not_its_own(tmp_path: Path) -> None:
     """A link to somewhere else, a folder whose lock is a link, a file with such a name, and a folder of another user."""
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / LOCK).touch()
     token = "0123456789ab"
+    names = ("elsewhere", f"{PREFIX}my-work", f"{PREFIX}strange-{token}", f"{PREFIX}orphan-{token}")
+    elsewhere, alike, strange, orphan = folders = [tmp_path / name for name in names]
+    for folder in folders:
+        folder.mkdir()
+        (folder / LOCK).touch()
     (tmp_path / f"{PREFIX}link-{token}").symlink_to(elsewhere)
     linked = tmp_path / f"{PREFIX}linked-{token}"
     linked.mkdir()
     (linked / LOCK).symlink_to(elsewhere / LOCK)
     (tmp_path / f"{PREFIX}file-{token}").touch()
-    alike = tmp_path / f"{PREFIX}my-work"
-    alike.mkdir()
-    (alike / LOCK).touch()
-    strange = tmp_path / f"{PREFIX}strange-{token}"
-    strange.mkdir()
-    (strange / LOCK).touch()
     if os.geteuid() == 0:
         os.chown(strange, 12345, 12345)
-    orphan = tmp_path / f"{PREFIX}orphan-{token}"
-    orphan.mkdir()
-    (orphan / LOCK).touch()
     sweep(tmp_path)
     assert not orphan.exists()
-    assert (elsewhere / LOCK).exists()
-    assert linked.exists()
-    assert (tmp_path / f"{PREFIX}file-{token}").exists()
-    assert (alike / LOCK).exists()
+    assert all(path.exists() for path in (elsewhere / LOCK, linked, tmp_path / f"{PREFIX}file-{token}", alike / LOCK))
     assert strange.exists() == (os.geteuid() == 0)
 
 
@@ -139,14 +129,9 @@ def test_nothing_is_left_of_one_that_cannot_be_made(step: str, monkeypatch: pyte
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     before = open_files()
-    if step == "open":
-        monkeypatch.setattr(os, "open", fail)
-    else:
-        monkeypatch.setattr(Path, "rename", fail)
-    for _ in range(3):
+    monkeypatch.setattr(os if step == "open" else Path, step, fail)
+    for make in (lambda: OwnFolder("logs", tmp_path), lambda: OwnFile(tmp_path, 0o600)) * 3:
         with pytest.raises(OSError, match="Too many open files"):
-            OwnFolder("logs", tmp_path)
-        with pytest.raises(OSError, match="Too many open files"):
-            OwnFile(tmp_path, 0o600)
+            make()
     monkeypatch.undo()
     assert (list(tmp_path.iterdir()), open_files() - before) == ([], set())

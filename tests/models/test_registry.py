@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -36,6 +37,8 @@ FAMILIES_OF_MANY_FORMS: Mapping[str, Family] = {
     "twin": Family(models={"diffusion": ALONE}, marks=((Mark("model_index.json", "_class_name", ("PainterPipeline", "TwinPipeline")),),)),
 }
 """Those that there are, and three of the forms that checkpoints have elsewhere."""
+FAMILY_NAMES = "smol, qwen2_5_omni, qwen3_omni, diffusers, speaker, painter, twin"
+"""All that have checkpoints."""
 
 
 def checkpoint(folder: Path, files: Mapping[str, object]) -> Path:
@@ -72,19 +75,12 @@ def test_a_checkpoint_says_of_which_family_it_is(tmp_path: Path, files: Mapping[
 @pytest.mark.parametrize(
     ("files", "told"),
     [
+        ({}, f"of no family that there is ({FAMILY_NAMES}): it has neither config.json nor model_index.json"),
         (
-            {},
-            "of no family that there is (smol, qwen2_5_omni, qwen3_omni, diffusers, speaker, painter, twin): "
-            "it has neither config.json nor model_index.json",
+            {"config.json": {"model_type": "m", "architectures": ["L"]}},
+            "config.json has model_type 'm', config.json has architectures ['L']",
         ),
-        (
-            {"config.json": {"model_type": "llama", "architectures": ["L"]}},
-            "config.json has model_type 'llama', config.json has architectures ['L']",
-        ),
-        (
-            {"config.json": {"x": 1}, "model_index.json": {"y": 1}},
-            "config.json does not say what it is of, model_index.json does not say what it is of",
-        ),
+        ({"config.json": {"x": 1}, "model_index.json": {"y": 1}}, "config.json does not say what it is of, model_index.json does not say"),
         ({"thinker/config.json": {"model_type": "qwen2_5_omni_thinker"}}, "of no family"),
         ({"model_index.json": {"_class_name": "PainterPipeline"}}, "could be a checkpoint of painter or twin: name the family"),
     ],
@@ -352,23 +348,25 @@ async def test_shards_are_the_same_model_as_one_file(default_model: Path, tmp_pa
     np.testing.assert_array_equal(*rows)
 
 
-def test_a_package_that_is_missing_is_named(default_model: Path) -> None:
-    """In an interpreter of its own, in which the package cannot be imported."""
-    program = """
+LOAD = """
 import sys
-sys.modules["hibari"] = None
+from pathlib import Path
+from omnistage.models.reports import LoadError
 from omnistage.models.options import LoadOptions
 from omnistage.models.registry import load
 try:
-    load("smol", "talker", LoadOptions())
-except ValueError as error:
-    print(type(error).__name__, error)
+    load("smol", "talker", LoadOptions(path=Path(sys.argv[1]) if sys.argv[1] else None))
+except LoadError as error:
+    print(error)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == (
-        "LoadError the package hibari is missing, which smol needs: `make wheels` in a clone, then "
-        "pip install --find-links dist 'omnistage[models]'\n"
-    )
+
+
+def test_a_package_that_is_missing_is_named(default_model: Path) -> None:
+    """In an interpreter of its own, in which the package cannot be imported."""
+    program = f"import sys\nsys.modules['hibari'] = None\n{LOAD}"
+    done = subprocess.run([sys.executable, "-c", program, ""], capture_output=True, text=True, check=True)
+    advice = "`make wheels` in a clone, then pip install --find-links dist 'omnistage[models]'"
+    assert done.stdout == f"the package hibari is missing, which smol needs: {advice}\n"
 
 
 @pytest.mark.skipif(not torch.__version__.endswith("+cpu"), reason="torch here is a build for CUDA")
@@ -377,3 +375,33 @@ def test_a_device_that_torch_is_not_built_for_says_what_to_do(kind: str) -> None
     told = r"device cuda:1: torch \S+\+cpu is a build for CPUs; `make setup DEVICE=cuda` installs one for CUDA"
     with pytest.raises(LoadError, match=told):
         load("smol", kind, LoadOptions(device="cuda:1"))
+
+
+# Files of another user ---------------------------------------------------------------------------------------------------------------
+
+
+def unreadable(path: Path | None = None, cache: Path | None = None) -> str:
+    """The error of a program that loads a Talker, in a process which the rights of files bind, as they do not bind root."""
+    bound = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    environment = {**os.environ, **({"OMNISTAGE_CACHE": str(cache)} if cache else {})}
+    command = [*bound, sys.executable, "-c", LOAD, str(path or "")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@lengths.drawn_cells(1, "name", ["config.json", "model.safetensors"])
+def test_a_file_of_a_checkpoint_that_nobody_may_read_is_named(default_model: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(default_model / "talker", tmp_path / "talker")
+    file = tmp_path / "talker" / name
+    file.chmod(0)
+    assert unreadable(tmp_path) == f"{file} cannot be read: Permission denied\n"
+
+
+def test_a_folder_of_the_cache_that_nobody_may_read_is_named(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0)
+    said = unreadable(cache=cache)
+    assert said.startswith(f"{cache}/smol-")
+    assert said.endswith(" cannot be read or written: set OMNISTAGE_CACHE to a folder of yours\n")
+    cache.chmod(0o700)

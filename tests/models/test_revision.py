@@ -9,34 +9,30 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from helpers import lengths
+from helpers.engines import tiny_decoder
 from helpers.instructions import OLDER_PROCESSORS, PLAIN_KERNELS
-from helpers.tiny import tiny_decoder
 from omnistage.engine import results as engine_results
 from omnistage.engine.attention import RowAttention
 from omnistage.engine.results import fixed_results
 from omnistage.models.checkpoint.revision import compute_on_thread, revision
 
 OTHER_MACHINES = (*OLDER_PROCESSORS[:1], PLAIN_KERNELS, *OLDER_PROCESSORS[1:])
-
 PROGRAM = Path(__file__).with_name("answers.py")
-
 KINDS = ("thinker", "talker", "code2wav")
-
 Told = dict[str, tuple[str, str]]
 """By kind: the revision of a stage of the default model, and a digest of what it answers to several requests."""
 
 
 def told(environment: Mapping[str, str], *kinds: str) -> Told:
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), *kinds], env={**os.environ, **environment}, capture_output=True, text=True, check=True
-    )
-    said = json.loads(done.stdout.splitlines()[-1])
+    command, variables = [sys.executable, str(PROGRAM), *kinds], {**os.environ, **environment}
+    said = json.loads(subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
     return {kind: (said[kind]["revision"], said[kind]["answers"]) for kind in kinds}
 
 
@@ -81,15 +77,18 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def named(directory: Path, result: object = 1.0, **changes: object) -> str:
-    facts = {"code": "1", "dtype": "float32", "device": "cpu", "threads": 1, **changes}
-    return revision(directory, facts.pop("code"), results=(np.float32([result]),), **facts)  # type: ignore[arg-type]
+ONE = np.array([1], np.float32)
+
+
+def named(directory: Path, *results: Any, **changes: Any) -> str:
+    facts: dict[str, Any] = {"code": "1", "dtype": "float32", "device": "cpu", "threads": 1, "results": results or (ONE,), **changes}
+    return revision(directory, facts.pop("code"), **facts)
 
 
 @pytest.mark.parametrize(
-    "change", [{"code": "2"}, {"dtype": "bfloat16"}, {"device": "cuda"}, {"threads": 2}, {"result": np.nextafter(np.float32(1), 2)}]
+    "change", [{"code": "2"}, {"dtype": "bfloat16"}, {"device": "cuda"}, {"threads": 2}, {"results": (np.nextafter(ONE, np.float32(2)),)}]
 )
-def test_a_revision_changes_with_each_of_its_parts(files: Path, change: dict[str, object]) -> None:
+def test_a_revision_changes_with_each_of_its_parts(files: Path, change: dict[str, Any]) -> None:
     assert named(files, **change) != named(files)
 
 
@@ -113,22 +112,13 @@ def test_every_file_that_an_answer_may_depend_on_counts(files: Path, name: str) 
     assert len({before, with_it, named(files)}) == 3
 
 
-def test_a_single_number_is_a_result_too(files: Path) -> None:
-    one, two, listed = (named_by(files, torch.tensor(result)) for result in (1, 2, [1]))
-    assert len({one, two, listed}) == 3
-
-
-def named_by(directory: Path, result: torch.Tensor) -> str:
-    return revision(directory, "1", dtype="float32", device="cpu", threads=1, results=(result,))
-
-
 def test_bits_and_shape_of_a_result_count(files: Path) -> None:
-    def of(*results: torch.Tensor) -> str:
-        return revision(files, "1", dtype="float32", device="cpu", threads=1, results=results)
-
+    """A single number is a result, too."""
     ones = torch.ones(2, 2, dtype=torch.bfloat16)
-    assert len({of(ones), of(ones.view(4)), of(ones.float()), of(ones, ones), of(ones[:1], ones[1:]), of(-0.0 * ones), of(0.0 * ones)}) == 7
-    assert of(ones.t()) == of(ones)
+    several = [(ones,), (ones.view(4),), (ones.float(),), (ones, ones), (ones[:1], ones[1:]), (-0.0 * ones,), (0.0 * ones,)]
+    several += [(torch.tensor(number),) for number in (1, 2, [1])]
+    assert len({named(files, *results) for results in several}) == len(several)
+    assert named(files, ones.t()) == named(files, ones)
 
 
 def test_the_number_of_the_engine_counts(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,8 +126,7 @@ def test_the_number_of_the_engine_counts(files: Path, monkeypatch: pytest.Monkey
 
     def of_the_engine() -> str:
         decoder = tiny_decoder()
-        results = fixed_results(decoder, decoder.logits, RowAttention())
-        return revision(files, "1", dtype="float32", device="cpu", threads=1, results=results)
+        return named(files, *fixed_results(decoder, decoder.logits, RowAttention()))
 
     before = of_the_engine()
     assert of_the_engine() == before

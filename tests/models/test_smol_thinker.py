@@ -1,4 +1,5 @@
-"""The default Thinker: the numbers of Transformers, text without a flaw, and clear refusals."""
+"""The default Thinker: the numbers of Transformers, text without a flaw, and clear refusals; its work before a run is on a thread of its
+own that is watched, once, and not on the loop, so that no prompt holds up anybody else; and a setting changes what it names."""
 
 from __future__ import annotations
 
@@ -6,9 +7,12 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import Iterator
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import jinja2
 import pytest
@@ -17,13 +21,24 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from helpers import lengths
-from helpers.models import text_pieces
+from helpers.link import opening
+from helpers.models import said, text_pieces
+from helpers.run import RunStream, params
+from helpers.servers import all_free, local_stage, stage_stub
+from helpers.waiting import until
+from omnistage.engine.adapter import Attention, Hidden, StepRows
+from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.detokenizer import Detokenizer
+from omnistage.engine.request import Constraint
 from omnistage.engine.types import FinishReason, Sampling
 from omnistage.models.conversation import Media, Streamed, TextConstraint, Turn
-from omnistage.models.interface import BadRequest, TextPiece, TextRequest
+from omnistage.models.interface import BadRequest, TextPiece, TextRequest, ThinkerModel
 from omnistage.models.options import LoadOptions
-from omnistage.models.smol.thinker import DEFAULT_SYSTEM, SmolThinker, load_thinker, read_decoder
+from omnistage.models.registry import load
+from omnistage.models.reports import LoadError
+from omnistage.models.smol import thinker as smol
+from omnistage.models.smol.thinker import DEFAULT_SYSTEM, PreparedAnswer, SmolThinker, load_thinker, read_decoder
+from omnistage.thinker.stage import ThinkerStage
 
 EMOJI = "\U0001f600"
 SMALL_CACHE = 384 << 20
@@ -177,7 +192,7 @@ async def test_an_answer_may_fill_the_context(thinker: SmolThinker) -> None:
 
 
 @lengths.long_form(
-    "models/test_packed.py::test_a_net_has_its_packed_weights_by_their_own_names",
+    "models/test_weights.py::test_a_net_has_its_packed_weights_by_their_own_names",
     unkept="a packed head is not taken for one that is missing",
 )
 def test_a_packed_head_is_used_as_one_that_is_not(directory: Path, tmp_path: Path, seed: int) -> None:
@@ -224,3 +239,212 @@ async def test_all_sessions_that_a_replica_may_have_can_wait_at_once(directory: 
     answers = await asyncio.gather(*(text_pieces(model, ask(f"Say {number}.", max_tokens=2, ignore_eos=True)) for number in range(4)))
     assert [len(pieces) > 0 for pieces in answers] == [True] * 4
     await model.close()
+
+
+# Work before a run -------------------------------------------------------------------------------------------------------------------
+
+
+class Hanging(SmolThinker):
+    """Makes tokens when it is let go, and counts how often it is asked to."""
+
+    go: threading.Event
+    asked = 0
+    clients: list[str]
+
+    def _tokenized(self, request: TextRequest, grammar: Constraint | None) -> PreparedAnswer:
+        self.asked += 1
+        self.clients.append(request.client)
+        assert self.go.wait(60)
+        return super()._tokenized(request, grammar)
+
+
+@pytest.fixture
+async def hanging(directory: Path) -> AsyncIterator[Hanging]:
+    model = load_thinker(directory, LoadOptions(kv_cache_bytes=SMALL_CACHE))
+    model.__class__ = Hanging
+    assert isinstance(model, Hanging)
+    model.go, model.clients = threading.Event(), []
+    yield model
+    model.go.set()
+    await model.close()
+
+
+async def test_a_tokenizer_that_hangs_is_seen_by_whoever_watches_the_threads(hanging: Hanging) -> None:
+    assert not any(thread.busy for thread in hanging.threads)
+    asked = asyncio.create_task(hanging.prepare(ask("Hello!", max_tokens=2)))
+    await until(lambda: hanging.asked)
+    (busy,) = [thread for thread in hanging.threads if thread.busy]
+    assert busy.name == "tokenizer"
+    steps = busy.steps
+    hanging.go.set()
+    await asked
+    assert busy.steps >= steps
+
+
+async def test_many_that_wait_for_their_tokens_are_counted_as_waiting(hanging: Hanging) -> None:
+    asked = [asyncio.create_task(hanging.prepare(ask(f"Hello {n}!", max_tokens=2))) for n in range(4)]
+    await until(lambda: hanging.load().queued == 3)
+    asked[3].cancel()
+    await asyncio.wait([asked[3]])
+    assert hanging.load().queued == 2
+    hanging.go.set()
+    assert len(await asyncio.gather(*asked[:3])) == 3
+    assert hanging.load().queued == 0
+
+
+async def test_many_texts_of_one_client_hold_up_one_of_another_client_by_one(hanging: Hanging) -> None:
+    clients = ["greedy"] * 5 + ["honest", "greedy", "honest"]
+    asked = [asyncio.create_task(hanging.prepare(replace(ask("Hello!", max_tokens=2), client=client))) for client in clients]
+    await until(lambda: hanging.load().queued == len(clients) - 1)
+    hanging.go.set()
+    await asyncio.gather(*asked)
+    assert hanging.clients == ["greedy", "honest"] * 2 + ["greedy"] * 4
+
+
+async def test_a_prompt_that_was_computed_before_is_told(hanging: Hanging) -> None:
+    """With the first piece and nowhere else."""
+    hanging.go.set()
+    request = ask("Tell me about the sea. " * 12, max_tokens=2)
+    first, again = [await text_pieces(hanging, request) for _ in range(2)]
+    assert hanging.asked == 2, "each becomes tokens once"
+    assert again[0].cached_tokens > first[0].cached_tokens
+    assert not any(piece.cached_tokens for piece in again[1:])
+    whole = len(hanging.prompt(request.turns))
+    assert whole > 64 and [piece.prompt_tokens for piece in again] == [whole, *[None] * (len(again) - 1)]
+
+
+async def test_a_huge_prompt_is_refused_and_the_short_ones_beside_it_go_on(hanging: Hanging) -> None:
+    hanging.go.set()
+    async with local_stage(ThinkerStage(hanging)) as stage, stage_stub(stage.address) as stub:
+        callers = []
+        for number, text in enumerate(["Hello!", EMOJI * 1_000_000, "Hi!"]):
+            caller = RunStream(stub)
+            asked = params("thinker", text, max_tokens=3, ignore_eos=True)
+            await caller.send(open=opening("thinker", {"text": 64}, session_id=f"s{number}", model=hanging.info.name, params=asked))
+            callers.append(caller)
+        ends = [(await caller.finish()).ended for caller in callers]
+        assert [ended is not None and ended.reason for ended in ends] == ["", "BAD_REQUEST", ""]
+        assert ends[1] is not None and ends[1].metadata["field"] == "thinker.messages" and "characters" in ends[1].message
+        await all_free([stage.address])
+
+
+# Settings -------------------------------------------------------------------------------------------------------------------------------
+
+
+LONG = "Tell me about the sea and the ships that sail on it. " * 30
+"""Some 400 tokens: a dozen pieces of a prompt."""
+
+BLOCK = 32
+"""Rows of the smallest step."""
+
+
+@asynccontextmanager
+async def loaded(folder: Path, **settings: Any) -> AsyncIterator[ThinkerModel[Any]]:
+    model = cast(ThinkerModel[Any], load("smol", "thinker", LoadOptions(folder, **settings)))
+    try:
+        yield model
+    finally:
+        await model.close()
+
+
+def steps(model: ThinkerModel[Any]) -> int:
+    """The steps of the engine's thread; now and then one in which nothing was to do is among them."""
+    (engine,) = [thread for thread in model.threads if thread.name == "omnistage-engine"]
+    return engine.steps
+
+
+async def steps_of(model: ThinkerModel[Any], *asked: tuple[str, int]) -> int:
+    before = steps(model)
+    await asyncio.gather(*(text_pieces(model, ask(text, max_tokens=tokens, ignore_eos=True)) for text, tokens in asked))
+    return steps(model) - before
+
+
+async def begun_before_one_ends(model: ThinkerModel[Any], asked: int, max_tokens: int) -> int:
+    """How many of the answers have begun with the last piece of the first that ends. The answers that have not ended then are cancelled."""
+    begun: set[int] = set()
+
+    async def write(number: int) -> int:
+        last = 0
+        async with aclosing(said(model, ask(f"Say {number}.", max_tokens=max_tokens, ignore_eos=True))) as pieces:
+            async for _ in pieces:
+                begun.add(number)
+                last = len(begun)
+                if last == asked:
+                    break
+        return last
+
+    writing = [asyncio.create_task(write(number)) for number in range(asked)]
+    ended, others = await asyncio.wait(writing, return_when=asyncio.FIRST_COMPLETED)
+    for task in others:
+        task.cancel()
+    left = await asyncio.gather(*others, return_exceptions=True)
+    assert all(isinstance(end, int | asyncio.CancelledError) for end in left), left
+    return min(task.result() for task in ended)
+
+
+@lengths.long_form(
+    "engine/test_engine.py::test_the_queue_is_bounded",
+    "models/test_smol_thinker.py::test_a_setting_that_cannot_be_is_refused_with_its_name",
+    unkept="the settings of batch and cache reach the engine of the default Thinker",
+)
+async def test_a_batch_of_one_writes_one_answer_at_a_time_and_a_cache_has_the_memory_that_was_said(default_model: Path) -> None:
+    async with loaded(default_model, max_batch_size=1, kv_cache_bytes=SMALL_CACHE) as one:
+        assert (one.info.settings["max_batch_size"], one.info.settings["kv_cache_bytes"]) == ("1", str(SMALL_CACHE))
+        assert await begun_before_one_ends(one, asked=4, max_tokens=12) == 1
+        pages = one.load().kv_pages_total
+    async with loaded(default_model, kv_cache_bytes=2 * SMALL_CACHE) as many:
+        assert (many.info.settings["max_batch_size"], many.info.settings["kv_cache_bytes"]) == ("64 (default)", str(2 * SMALL_CACHE))
+        # So long that on a busy machine, too, all have come before one could end: they are cancelled as soon as all have begun.
+        assert await begun_before_one_ends(many, asked=4, max_tokens=1000) == 4
+        assert 0 < 2 * pages == many.load().kv_pages_total
+
+
+class SizedDecoder(PackedDecoder):
+    """Writes down how many rows each step has. Computes nothing, so time bounds no step."""
+
+    sizes: ClassVar[list[int]] = []
+
+    def hidden(self, rows: StepRows, attention: Attention) -> Hidden:
+        self.sizes.append(len(rows.items))
+        return Hidden(torch.zeros(len(rows.items), self.spec.given_width))
+
+
+async def test_a_step_has_no_more_rows_than_was_said(default_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where rows cost next to nothing, a prompt is read by many at a time, but for the setting."""
+    monkeypatch.setattr(smol, "PackedDecoder", SizedDecoder)
+    asked = [(LONG, 4), *((f"Say {number}.", 4) for number in range(3))]
+    most = {}
+    for rows in (BLOCK, 0):
+        async with loaded(default_model, max_batch_tokens=rows) as model:
+            assert model.info.settings["max_batch_tokens"] == (str(rows) if rows else "512 (default)")
+            await model.warm_up()
+            SizedDecoder.sizes.clear()
+            await steps_of(model, *asked)
+            most[rows] = max(SizedDecoder.sizes)
+    assert most[BLOCK] == BLOCK < most[0]
+
+
+async def test_without_the_cache_every_prompt_is_read_whole(default_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smol, "PackedDecoder", SizedDecoder)
+    saved = []
+    for enable_cache in (True, False):
+        async with loaded(default_model, enable_cache=enable_cache, max_batch_tokens=BLOCK) as model:
+            assert model.info.settings["enable_cache"] == str(enable_cache).lower()
+            first = await steps_of(model, (LONG, 1))
+            saved.append(first - await steps_of(model, (LONG, 1)))
+    assert saved[0] > 6 > saved[1]
+
+
+@lengths.drawn_cells(
+    1,
+    ("settings", "told"),
+    [
+        ({"kv_cache_bytes": 1 << 20}, "kv_cache_bytes 1048576: one whole context takes "),
+        ({"kv_cache_bytes": 1 << 56}, "does not fit into the memory that is free"),
+        ({"max_batch_tokens": 3}, "max_batch_tokens 3: a piece of a prompt alone has "),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size 2: the thinker of smol computes on one device"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_with_its_name(default_model: Path, settings: dict[str, int], told: str) -> None:
+    with pytest.raises(LoadError, match=told):
+        load("smol", "thinker", LoadOptions(default_model, **settings))  # type: ignore[arg-type]

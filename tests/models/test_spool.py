@@ -73,10 +73,8 @@ async def test_what_comes_out_is_what_came_in_however_it_was_cut(seed: int):
 @pytest.mark.parametrize(
     ("streamed", "pieces", "field"),
     [
-        (Streamed("media0", "video/mp4"), [bytes(MOST), b"x"], "thinker.messages.parts.port"),
-        (Streamed("media0", "video/mp4"), [b""], "thinker.messages.parts.port"),
-        (Streamed("media0", "video/mp4", total_bytes=5), [b"123", b"456"], "thinker.messages.parts.total_bytes"),
-        (Streamed("media0", "video/mp4", total_bytes=5), [b"123", b"4"], "thinker.messages.parts.total_bytes"),
+        *[(Streamed("media0", "video/mp4"), pieces, "port") for pieces in ([bytes(MOST), b"x"], [b""])],
+        *[(Streamed("media0", "video/mp4", total_bytes=5), [b"123", last], "total_bytes") for last in (b"456", b"4")],
     ],
     ids=["too large", "empty", "more than said", "less than said"],
 )
@@ -88,7 +86,7 @@ async def test_a_medium_that_is_not_right_is_refused_before_it_is_written(stream
         held = spool.held_bytes
         with pytest.raises(BadRequest) as refused:
             await files.take(Piece("media0", 0, True, pieces[-1]))
-        assert (refused.value.field, spool.held_bytes) == (field, held)
+        assert (refused.value.field, spool.held_bytes) == (f"thinker.messages.parts.{field}", held)
     assert spool.held_bytes == 0
 
 
@@ -105,8 +103,8 @@ async def test_media_that_end_early_are_told():
 
 async def test_all_media_of_a_process_are_bounded_together_and_a_host_leaves_some():
     spool = Spool(1000)
-    mine = spool.files(FILMS, most, "host/one"), spool.files(FILMS, most, "host/two")
-    async with mine[0] as files, mine[1] as more, spool.files(FILMS, most, "other/one") as others:
+    first, second, third = (spool.files(FILMS, most, client) for client in ("host/one", "host/two", "other/one"))
+    async with first as files, second as more, third as others:
         await files.take(Piece("media0", 0, False, bytes(600)))
         with pytest.raises(Full):
             await others.take(Piece("media0", 0, False, bytes(401)))

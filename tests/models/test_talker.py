@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from helpers import lengths
-from helpers.speech import frames_of, pieces, rows_of
+from helpers.speech import cancel_often, frames_of, pieces, rows_of
 from omnistage.engine.types import FinishReason
 from omnistage.models.interface import BadRequest, Frames, Piece, SpeechRequest
 from omnistage.models.smol.prosody import COUNT, FEATURE_WIDTH, FRAME_RATE_HZ, INDEX, at_speed
@@ -81,13 +81,6 @@ async def test_longer_rests_after_sentences_than_after_commas(talker: SmolTalker
     assert len(plain) > 0
 
 
-@pytest.mark.parametrize("limit", [1, 7, 100])
-async def test_max_frames_ends_with_length(talker: SmolTalker, limit: int) -> None:
-    frames = await frames_of(talker, TEXT, request=SpeechRequest(seed=0, max_frames=limit))
-    assert sum(len(one.rows) for one in frames) == limit
-    assert frames[-1].finish_reason is FinishReason.LENGTH
-
-
 @pytest.mark.parametrize("text", ["", "😀🎉🎉", "你好，世界。", "```\ncode\n```", "...", "\n\n"])
 async def test_nothing_to_say_ends_properly(talker: SmolTalker, text: str) -> None:
     (frames,) = await frames_of(talker, text)
@@ -112,36 +105,15 @@ async def test_a_voice_that_it_does_not_have_is_refused(talker: SmolTalker) -> N
 
 
 async def test_cancel_at_any_moment_leaves_nothing_queued(talker: SmolTalker, seed: int) -> None:
-    draw = random.Random(seed)
-
-    async def listen() -> None:
-        async for _ in talker.speak(SpeechRequest(seed=0), pieces([TEXT] * 5), {"features": 0}):
-            await asyncio.sleep(0)
-
-    for _ in range(60):
-        tasks = [asyncio.create_task(listen()) for _ in range(3)]
-        await asyncio.sleep(draw.random() * 0.03)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert talker.load().queued == 0
+    await cancel_often(talker, lambda: talker.speak(SpeechRequest(seed=0), pieces([TEXT] * 5), {"features": 0}), random.Random(seed))
     assert len(await rows_of(talker, TEXT)) > 0
 
 
-async def test_speech_goes_on_at_any_row(talker: SmolTalker, seed: int) -> None:
-    draw = random.Random(seed)
+@pytest.mark.parametrize(("limit", "first"), [(1, 0), (7, 0), (100, 0), (100, 40), (100, 99), (100, 100)])
+async def test_max_frames_counts_the_rows_before_and_ends_with_length(talker: SmolTalker, limit: int, first: int) -> None:
     whole = await rows_of(talker, TEXT)
-    for first in (0, 1, len(whole) - 1, len(whole), *(draw.randrange(len(whole)) for _ in range(8))):
-        frames = await frames_of(talker, TEXT[:20], TEXT[20:], first=first)
-        assert np.array_equal(np.concatenate([one.rows for one in frames]), whole[first:])
-        assert frames[-1].finish_reason is FinishReason.STOP
-
-
-@pytest.mark.parametrize("first", [0, 40, 99, 100])
-async def test_max_frames_counts_the_rows_before(talker: SmolTalker, first: int) -> None:
-    whole = await rows_of(talker, TEXT)
-    frames = await frames_of(talker, TEXT, request=SpeechRequest(seed=0, max_frames=100), first=first)
-    assert np.array_equal(np.concatenate([one.rows for one in frames]), whole[first:100])
+    frames = await frames_of(talker, TEXT, request=SpeechRequest(seed=0, max_frames=limit), first=first)
+    assert np.array_equal(np.concatenate([one.rows for one in frames]), whole[first:limit])
     assert frames[-1].finish_reason is FinishReason.LENGTH
 
 

@@ -16,18 +16,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from helpers import lengths
-from helpers.few_descriptors import few_descriptors
-from helpers.parts import EXPERTS, MIX, MIXED
+from helpers.engines import items, read
+from helpers.parts import CONFIG, EXPERTS, MIX, MIXED, PLAN, RANDOM_READER, random_weights, read_random, read_toy
 from helpers.parts import READER as TOY_READER
 from helpers.parts import requests as toy_requests
-from helpers.processes import open_files, wait_end
-from helpers.ranks import CONFIG, PLAN, READER, random_weights, read_random
-from helpers.sequences import items, read
+from helpers.processes import few_descriptors, open_files, wait_end
 from helpers.waiting import until
 from omnistage.engine.adapter import TokenHead
 from omnistage.engine.devices import ALONE, Distributed
@@ -63,7 +62,7 @@ def options(size: int, seed: int, dtype: str = "float32", **family: object) -> L
 
 
 @contextmanager
-def team_of(settings: LoadOptions, reader: str = READER) -> Iterator[Team]:
+def team_of(settings: LoadOptions, reader: str = RANDOM_READER) -> Iterator[Team]:
     team = Team(reader, Path(), settings)
     processes = team.processes
     try:
@@ -81,12 +80,12 @@ def alone(settings: LoadOptions) -> tuple[Engine, list[torch.Tensor]]:
 
 
 @contextmanager
-def engine_of(settings: LoadOptions, pages: int = 64) -> Iterator[tuple[Engine, Team]]:
+def engine_of(settings: LoadOptions, pages: int = 64, toy: bool = False, **options: Any) -> Iterator[tuple[Engine, Team]]:
     """An engine of several ranks."""
-    with team_of(settings) as team:
-        decoder = read_random(Path(), settings, team.group)
+    with team_of(settings, TOY_READER if toy else RANDOM_READER) as team:
+        decoder = (read_toy if toy else read_random)(Path(), settings, team.group)
         team.connect(torch.device("cpu"))
-        yield Engine(decoder, TokenHead(team.logits(decoder.logits)), pages=pages, poison=True, followers=team), team
+        yield Engine(decoder, TokenHead(team.logits(decoder.logits)), pages=pages, poison=True, followers=team, **options), team
 
 
 def requests(seed: int, count: int = 6, tokens: int = 40, sampling: Sampling | None = None) -> list[SequenceRequest]:
@@ -184,11 +183,7 @@ async def test_ranks_of_other_parts_say_what_one_says_and_a_row_does_not_depend_
     one = Engine(decoder, TokenHead(decoder.logits), pages=64, poison=True)
     expected = await answered(one, fixed)
     await one.close()
-    with team_of(settings, TOY_READER) as team:
-        decoder = MIX.decoder(5, group=team.group)
-        team.connect(torch.device("cpu"))
-        logits = TokenHead(team.logits(decoder.logits))
-        engine = Engine(decoder, logits, pages=8, kept_pages=0, poison=True, followers=team)
+    with engine_of(settings, 8, toy=True, kept_pages=0) as (engine, _):
         found, beside = await answered(engine, fixed), await answered(engine, asked)
         assert engine.stats().preemptions
         (alone,) = await answered(engine, asked[:1])
@@ -267,7 +262,7 @@ def test_ranks_of_gpus_have_one_each() -> None:
         options_of(replace(several, device="cuda:1"), 0)
 
 
-def connected(settings: LoadOptions, reader: str = READER) -> None:
+def connected(settings: LoadOptions, reader: str = RANDOM_READER) -> None:
     team = Team(reader, Path("no such folder"), settings)
     try:
         team.connect(torch.device("cpu"))
@@ -283,7 +278,7 @@ def test_what_another_rank_cannot_load_is_told(seed: int, capfd: pytest.CaptureF
     with pytest.raises(LoadError, match=r"^rank 1 of 2: KeyError: 'seed'"):
         connected(LoadOptions(dtype="float32", tensor_parallel_size=2))
     with pytest.raises(LoadError, match=r"^rank 1 ended with status 1; its standard error says why"):
-        connected(options(2, seed), "helpers.ranks:nobody")
+        connected(options(2, seed), "helpers.parts:nobody")
     assert "nobody" in capfd.readouterr().err
 
 
@@ -322,7 +317,7 @@ def test_another_rank_says_nothing_where_the_first_one_has_gone(ended: Callable[
     with subprocess.Popen(command, pass_fds=(other.fileno(),), stderr=subprocess.PIPE, text=True) as rank:
         other.close()
         with Connection(first.detach()) as ours:
-            ended(ours, ReadPart(READER, Path(), settings, 1, 2))
+            ended(ours, ReadPart(RANDOM_READER, Path(), settings, 1, 2))
         assert rank.communicate(timeout=END_S * 3)[1] == ""
 
 
@@ -341,7 +336,7 @@ def test_one_that_is_killed_as_it_loads_is_told_and_a_team_is_closed_once(seed: 
 def test_without_descriptors_it_is_told_that_no_rank_can_be_started(seed: int) -> None:
     told = r"^tensor_parallel_size 4: the other ranks cannot be started: .*Too many open files"
     with few_descriptors(3), pytest.raises(LoadError, match=told):
-        Team(READER, Path(), options(4, seed))
+        Team(RANDOM_READER, Path(), options(4, seed))
 
 
 @pytest.fixture

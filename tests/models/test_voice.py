@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from hibari import dsp
+from models.test_spoken import FORMS
 
 from benchmarks.asr import meant, recognise, recogniser, word_error_rate, words
 from helpers import lengths
@@ -36,8 +37,6 @@ SENTENCES = (
     "Yes. I can help you with that. What would you like to know?",
     "To learn the guitar, **practice** every day, start with simple songs, and be patient with yourself.",
 )
-TABLE = (Path(__file__).parent / "written_forms.tsv").read_text(encoding="utf-8").splitlines()
-FORMS = [line.split("\t") for line in TABLE if not line.startswith("# ")]
 ALL_SILENCE = Silence(before=1000, after=1000)
 
 

@@ -71,9 +71,6 @@ def check_counted(router: Local, lines: Sequence[Line]) -> None:
     assert counted == Counter(line["reason"] for line in ends(lines))
 
 
-# Answers -------------------------------------------------------------------------------------------------------------------------------
-
-
 async def test_a_whole_answer(steady: RouterAndStages, lines: list[Line]) -> None:
     answer = await ask(steady.stub, request("what is a kite?", 3, request_id="r-1"), metadata=[("x-api-key", "swordfish")])
     answer.check_toy(3, "what is a kite?")
@@ -108,10 +105,10 @@ async def test_tokens_of_a_text_that_nobody_asked_for_are_counted(steady: Router
 
 
 async def test_pictures_and_frames_are_counted_and_previews_are_not(lines: list[Line]) -> None:
-    async with router_and_stages([family_logic("toy-film", "diffusion")], load_pipeline("toy-film")) as standing:
+    async with router_and_stages([family_logic("toy-film", "diffusion")], load_pipeline("toy-film")) as stack:
         pictures = stage_pb2.DiffusionParams(prompt="tell nobody", results=2, previews=3)
         drawings = (pictures, stage_pb2.DiffusionParams(prompt="tell nobody", frames=8))
-        answers = [await ask(standing.stub, omni_pb2.GenerateRequest(seed=1, diffusion=drawing)) for drawing in drawings]
+        answers = [await ask(stack.stub, omni_pb2.GenerateRequest(seed=1, diffusion=drawing)) for drawing in drawings]
         items = [[sum(chunk.count for chunk in answer.of(port)) for port in ("image", "video")] for answer in answers]
         told = [[line["pictures"], line["frames"]] for line in ends(lines)]
         assert told == items and told[0][0] == 2 and told[1][1] == 8
@@ -141,8 +138,8 @@ async def test_a_client_that_leaves(steady: RouterAndStages, lines: list[Line]) 
 
 
 async def test_an_answer_that_takes_too_long(lines: list[Line]) -> None:
-    async with router_and_stages(toy_chain({"interval_s": 0.002}), session_limit=0.4) as standing:
-        refusal = await refused(standing.stub, request("tell nobody", thinker=LONG))
+    async with router_and_stages(toy_chain({"interval_s": 0.002}), session_limit=0.4) as stack:
+        refusal = await refused(stack.stub, request("tell nobody", thinker=LONG))
         assert (refusal.code, refusal.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE")
         assert the_end(lines, "answer.done", "DEADLINE")["message"]
 

@@ -52,17 +52,19 @@ COUNTED = "omnistage_stage_unspoken_characters_total"
 async def test_what_is_not_spoken_is_told_to_the_client_and_counted_for_all_others() -> None:
     """Also of text that nobody asked for, and of an answer in a conversation; logs and metrics have no word of it."""
     with structlog.testing.capture_logs() as lines:
-        async with router_and_stages(toy_chain({"mute_every": 5})) as standing:
-            answer = await ask(standing.stub, request("hello", 3))
+        async with router_and_stages(toy_chain({"mute_every": 5})) as stack:
+            answer = await ask(stack.stub, request("hello", 3))
             answer.check_unspoken(5)
-            unheard = await ask(standing.stub, request("hello", 3, outputs=["audio"]))
-            (await ask(standing.stub, request("", 3, thinker={"messages": [], "verbatim": "one two three"}))).check_whole()
-            conversation = ConverseStream(standing.stub)
+            unheard = await ask(stack.stub, request("hello", 3, outputs=["audio"]))
+            verbatim = await ask(stack.stub, request("", 3, thinker={"messages": [], "verbatim": "one two three"}))
+            verbatim.check_whole()
+            assert verbatim.text() == "one two three "
+            conversation = ConverseStream(stack.stub)
             (await conversation.turn(request("hello", 3))).check_unspoken(5)
             await conversation.end()
             assert answer.usage is not None and unheard.usage is not None
             assert unheard.usage.stages[1].unspoken == answer.usage.stages[1].unspoken > 0
-            count = standing.stages["talker"].registry.get_sample_value(COUNTED, {"stage": "talker", "model": "toy-talker"})
+            count = stack.stages["talker"].registry.get_sample_value(COUNTED, {"stage": "talker", "model": "toy-talker"})
             ended = [line for line in lines if line["event"] == "answer.done"]
             assert count == sum(line["unspoken"] for line in ended) > 0
             assert [line["unspoken"] for line in ended[:2]] == [answer.usage.stages[1].unspoken] * 2
@@ -86,21 +88,21 @@ def test_what_is_told_has_a_bound() -> None:
 
 async def test_a_request_for_text_computes_and_ships_no_row(seed: int):
     model = CountingThinker(ToyOptions())
-    async with router_and_stages(toy_chain(None, ThinkerStage(model))) as standing:
-        answer = await ask(standing.stub, request("Only read.", seed, outputs=["text"]))
+    async with router_and_stages(toy_chain(None, ThinkerStage(model))) as stack:
+        answer = await ask(stack.stub, request("Only read.", seed, outputs=["text"]))
         answer.check_toy(seed, "Only read.")
         assert answer.usage is not None
         assert [dict(report.output_items) for report in answer.usage.stages] == [{"text": 24, "hidden": 0}]
         assert model.computed == 0
-        (await ask(standing.stub, request("And listen.", seed))).check_toy(seed, "And listen.")
+        (await ask(stack.stub, request("And listen.", seed))).check_toy(seed, "And listen.")
         assert model.computed == 24
 
 
 async def test_a_client_has_one_name_at_the_stages_and_another_client_another():
     model = CountingThinker(ToyOptions())
-    async with router_and_stages(toy_chain(None, ThinkerStage(model))) as standing:
+    async with router_and_stages(toy_chain(None, ThinkerStage(model))) as stack:
         for key in ("", "secret", "", "secret", "other"):
-            await ask(standing.stub, request("Who?", 1, outputs=["text"]), metadata=[("x-api-key", key)] * bool(key))
+            await ask(stack.stub, request("Who?", 1, outputs=["text"]), metadata=[("x-api-key", key)] * bool(key))
         plain, one, plain_again, one_again, other = model.clients
         assert plain == plain_again and one == one_again and len({plain, one, other}) == 3
         assert all(re.fullmatch(r"[0-9a-f]{16}/[0-9a-f]{16}", name) for name in model.clients)

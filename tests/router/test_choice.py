@@ -41,6 +41,12 @@ def choice(asked: omni_pb2.GenerateRequest, table: Sequence[str] = tuple(TABLE))
     return choose_pipeline(asked, {name: TABLE[name] for name in table})[0].pipeline.name
 
 
+def error_of(asked: omni_pb2.GenerateRequest, table: Sequence[str] = tuple(TABLE)) -> StageError:
+    with pytest.raises(StageError) as raised:
+        choice(asked, table)
+    return raised.value
+
+
 @pytest.mark.parametrize(
     ("asked", "name"),
     [
@@ -73,9 +79,7 @@ def test_the_only_pipeline_is_asked_whatever_it_can(asked: omni_pb2.GenerateRequ
 
 
 def test_several_that_can_are_named() -> None:
-    with pytest.raises(StageError) as raised:
-        choice(drawn(prompt="a walk"))
-    error = raised.value
+    error = error_of(drawn(prompt="a walk"))
     assert (error.reason, error.metadata) == ("BAD_REQUEST", {"field": "model", "candidates": "toy-film,toy-picture"})
     assert error.message == "toy-film, toy-picture: each of them could answer this; name one"
 
@@ -111,10 +115,9 @@ def test_several_that_can_are_named() -> None:
     ],
 )
 def test_where_none_can_each_one_says_what_it_lacks(asked: omni_pb2.GenerateRequest, told: str) -> None:
-    with pytest.raises(StageError) as raised:
-        choice(asked)
-    assert (raised.value.reason, raised.value.metadata) == ("BAD_REQUEST", {"field": "model"})
-    assert raised.value.message == f"no pipeline does this: {told}"
+    error = error_of(asked)
+    assert (error.reason, error.metadata) == ("BAD_REQUEST", {"field": "model"})
+    assert error.message == f"no pipeline does this: {told}"
 
 
 @pytest.mark.parametrize(
@@ -128,9 +131,7 @@ def test_where_none_can_each_one_says_what_it_lacks(asked: omni_pb2.GenerateRequ
 )
 def test_who_asks_for_a_drawing_is_told_who_draws_such(asked: omni_pb2.GenerateRequest, table: list[str], told: str) -> None:
     """A pipeline that speaks gives sound too, but not from a prompt."""
-    with pytest.raises(StageError) as raised:
-        choice(asked, table)
-    assert raised.value.message.endswith(f"; {told}")
+    assert error_of(asked, table).message.endswith(f"; {told}")
 
 
 @pytest.mark.parametrize(
@@ -307,11 +308,10 @@ def test_a_conversation_is_no_prompt(turns: list[tuple[str, str]]) -> None:
 def test_what_a_drawing_has_no_use_for_is_refused(kind: str, fields: dict[str, object], field: str, named: dict[str, object]) -> None:
     asked = looked(**named)  # type: ignore[arg-type]
     getattr(asked, kind).MergeFrom(type(getattr(asked, kind))(**fields))
-    with pytest.raises(StageError) as raised:
-        choice(asked, ["toy", "toy-picture"])
-    assert (raised.value.reason, raised.value.metadata) == ("BAD_REQUEST", {"field": field})
+    error = error_of(asked, ["toy", "toy-picture"])
+    assert (error.reason, error.metadata) == ("BAD_REQUEST", {"field": field})
     told = "is for text and sound, and toy-picture only draws: leave it out; it takes the fields of diffusion"
-    assert raised.value.message == f"{field}: {told}"
+    assert error.message == f"{field}: {told}"
 
 
 def test_a_picture_to_draw_from_is_not_streamed() -> None:
@@ -323,7 +323,6 @@ def test_a_picture_to_draw_from_is_not_streamed() -> None:
 
 
 def test_where_several_could_draw_a_prompt_they_are_named() -> None:
-    with pytest.raises(StageError) as raised:
-        choice(looked(outputs=["image"]))
-    assert raised.value.metadata == {"field": "model", "candidates": "toy-film,toy-picture"}
+    error = error_of(looked(outputs=["image"]))
+    assert error.metadata == {"field": "model", "candidates": "toy-film,toy-picture"}
     assert choice(looked(outputs=["image"]), ["toy-picture", "toy-film"]) == "toy-picture", "the default of those that can"

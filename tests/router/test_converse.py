@@ -36,9 +36,9 @@ async def house(thinkers: int = 1, router: Mapping[str, Any] | None = None, **op
     hearing = {"length": LENGTH, "microphone": True, "films": True, **options}
     logics = [family_logic("toy-omni", "thinker", hearing) for _ in range(thinkers)]
     logics += [family_logic("toy-omni", kind, {"length": LENGTH, **options}) for kind in ("talker", "code2wav")]
-    async with router_and_stages(logics, load_pipeline("toy-omni"), **(router or {})) as standing:
-        yield standing
-        check(await ConverseStream(standing.stub).turn(question(messages("Well?"), 3)), ("u", "Well?"), 3)
+    async with router_and_stages(logics, load_pipeline("toy-omni"), **(router or {})) as stack:
+        yield stack
+        check(await ConverseStream(stack.stub).turn(question(messages("Well?"), 3)), ("u", "Well?"), 3)
 
 
 def question(given: Sequence[stage_pb2.Message], seed: int, max_tokens: int = LENGTH) -> omni_pb2.GenerateRequest:
@@ -78,14 +78,11 @@ def cuts(chance: random.Random, size: int) -> list[int]:
     return [min(chance.randint(1, max(size // 10, 1)), PIECE) for _ in range(20)]
 
 
-# Answers -------------------------------------------------------------------------------------------------------------------------------
-
-
 async def test_it_sees_and_hears_what_is_streamed_however_it_is_cut(seed: int):
     """Several ports at once, interleaved, one turn after the other in one conversation; between them one without media."""
     chance = random.Random(seed)
-    async with house() as standing:
-        conversation = ConverseStream(standing.stub)
+    async with house() as stack:
+        conversation = ConverseStream(stack.stub)
         for n in range(3):
             check(await conversation.turn(question(ASKED, n), streams(chance)), SEEN, n)
             check(await conversation.turn(question(messages("Only words."), n)), ("u", "Only words."), n)
@@ -93,8 +90,8 @@ async def test_it_sees_and_hears_what_is_streamed_however_it_is_cut(seed: int):
 
 
 async def test_the_account_says_what_came_in(seed: int):
-    async with house() as standing:
-        answer = await ConverseStream(standing.stub).turn(question(ASKED, 1), streams(random.Random(seed)))
+    async with house() as stack:
+        answer = await ConverseStream(stack.stub).turn(question(ASKED, 1), streams(random.Random(seed)))
         assert answer.usage is not None
         sizes = {port: len(data) for port, (_, data) in MEDIA.items()} | {MICROPHONE: 777}
         assert {port: n for port, n in answer.usage.stages[0].input_items.items() if n} == sizes
@@ -102,12 +99,12 @@ async def test_the_account_says_what_came_in(seed: int):
 
 async def test_slow_clients_are_waited_for_and_others_answered_meanwhile():
     waiting, film = asyncio.Event(), with_parts(on_port("media0", "video/mp4"))
-    async with house() as standing:
+    async with house() as stack:
         pieces = {"media0": file_chunks("media0", b"slow", [1])}
-        answering = asyncio.create_task(ConverseStream(standing.stub).turn(question(film, 1), pieces, waiting.wait))
-        answer = await ConverseStream(standing.stub).turn(question(film, 2), {"media0": file_chunks("media0", b"fast")})
+        answering = asyncio.create_task(ConverseStream(stack.stub).turn(question(film, 1), pieces, waiting.wait))
+        answer = await ConverseStream(stack.stub).turn(question(film, 2), {"media0": file_chunks("media0", b"fast")})
         check(answer, seen_film(b"fast"), 2)
-        check(await ask(standing.stub, question(messages("hm"), 3)), ("u", "hm"), 3)
+        check(await ask(stack.stub, question(messages("hm"), 3)), ("u", "hm"), 3)
         waiting.set()
         check(await answering, seen_film(b"slow"), 1)
 
@@ -117,8 +114,8 @@ def seen_film(data: bytes) -> tuple[formulas.Seen, ...]:
 
 
 async def test_an_interrupted_turn_ends_and_the_next_one_is_answered():
-    async with house(interval_s=0.05, length=400) as standing:
-        conversation = ConverseStream(standing.stub)
+    async with house(interval_s=0.05, length=400) as stack:
+        conversation = ConverseStream(stack.stub)
         await conversation.send(turn=question(messages("Go on and on."), 1, 400))
         while not (await conversation.read()).HasField("chunk"):
             pass
@@ -140,8 +137,8 @@ async def test_an_interrupted_turn_ends_and_the_next_one_is_answered():
 
 
 async def test_generate_names_converse():
-    async with house() as standing:
-        told = await refused(standing.stub, question(with_parts(on_port(MICROPHONE)), 1))
+    async with house() as stack:
+        told = await refused(stack.stub, question(with_parts(on_port(MICROPHONE)), 1))
         assert (told.reason, told.fields) == ("BAD_REQUEST", ["thinker.messages.parts.port"])
         assert "Converse" in told.message
 
@@ -160,8 +157,8 @@ async def test_generate_names_converse():
     ids=["unknown", "of an output", "twice", "no type", "odd type", "type of live sound", "1 GiB as it says"],
 )
 async def test_a_turn_that_asks_badly_fails_before_anything_is_streamed(parts: list[stage_pb2.Part], field: str):
-    async with house() as standing:
-        conversation = ConverseStream(standing.stub)
+    async with house() as stack:
+        conversation = ConverseStream(stack.stub)
         with pytest.raises(TurnFailed) as told:
             await conversation.turn(question(with_parts(*parts), 1))
         assert (told.value.reason, told.value.failed.code) == ("BAD_REQUEST", grpc.StatusCode.INVALID_ARGUMENT.value[0])
@@ -170,8 +167,8 @@ async def test_a_turn_that_asks_badly_fails_before_anything_is_streamed(parts: l
 
 
 async def test_a_film_that_turns_out_too_large_fails_and_the_rest_of_it_is_passed_over():
-    async with house() as standing:
-        conversation = ConverseStream(standing.stub)
+    async with house() as stack:
+        conversation = ConverseStream(stack.stub)
         picture = on_port("media0", "image/png")
         with pytest.raises(TurnFailed) as told:
             await conversation.turn(question(with_parts(picture), 1), {"media0": zeros("media0", 64 << 20)})
@@ -215,8 +212,8 @@ BROKEN: dict[str, tuple[list[Event | None], str]] = {
 async def test_who_breaks_the_rules_is_told(what: str):
     """Sent as soon as the first room is given, or at once."""
     events, reason = BROKEN[what]
-    async with house(interval_s=0.05) as standing:
-        conversation = ConverseStream(standing.stub)
+    async with house(interval_s=0.05) as stack:
+        conversation = ConverseStream(stack.stub)
         heard: list[omni_pb2.ConverseResponse] = []
         try:
             for event in events:
@@ -242,20 +239,20 @@ async def test_who_breaks_the_rules_is_told(what: str):
 
 async def test_who_sends_nothing_is_left():
     """With room and a port that waits; who waits between two turns is not."""
-    async with house(router={"stall_limit": 0.5}) as standing:
-        conversation = ConverseStream(standing.stub)
+    async with house(router={"stall_limit": 0.5}) as stack:
+        conversation = ConverseStream(stack.stub)
         await conversation.send(turn=question(with_parts(on_port("media0", "video/mp4")), 1))
         with pytest.raises(TurnFailed) as left:
             await conversation.answer()
         assert left.value.reason == "CLIENT_STALLED" and "media0" in left.value.failed.message
-        await all_free(standing.addresses)
+        await all_free(stack.addresses)
         check(await conversation.turn(question(messages("And now?"), 1)), ("u", "And now?"), 1)
 
 
 async def test_a_router_that_was_held_up_blames_no_client():
     """It was stopped for twice the time that a client has; what was sent meanwhile it has not read yet."""
-    async with house(router={"stall_limit": 0.5}) as standing:
-        conversation = ConverseStream(standing.stub)
+    async with house(router={"stall_limit": 0.5}) as stack:
+        conversation = ConverseStream(stack.stub)
         await conversation.send(turn=question(ASKED, 1))
         async with conversation.streaming(streams(random.Random(1))):
             for _ in range(3):
@@ -267,20 +264,20 @@ async def test_a_router_that_was_held_up_blames_no_client():
 
 async def test_who_reads_nothing_is_left():
     """Its answer fills the buffers; then the call ends, because nothing more can be written in it."""
-    async with router_and_stages(toy_chain({"samples_per_frame": 100_000}), stall_limit=0.5) as standing:
-        conversation = ConverseStream(standing.stub)
+    async with router_and_stages(toy_chain({"samples_per_frame": 100_000}), stall_limit=0.5) as stack:
+        conversation = ConverseStream(stack.stub)
         await conversation.send(turn=request("Say much.", 1))
         ended = {"pipeline": "toy", "reason": "CLIENT_STALLED"}
-        await until(lambda: standing.router.registry.get_sample_value("omnistage_router_requests_total", ended))
+        await until(lambda: stack.router.registry.get_sample_value("omnistage_router_requests_total", ended))
         with pytest.raises(grpc.aio.AioRpcError) as left:
             await conversation.answer()
         assert refusal(left.value).reason == "CLIENT_STALLED"
 
 
 async def test_clients_that_vanish_in_the_middle_leave_nothing():
-    async with house() as standing:
+    async with house() as stack:
         for moment in range(6):
-            conversation = ConverseStream(standing.stub)
+            conversation = ConverseStream(stack.stub)
             await conversation.send(turn=question(ASKED, 1))
             async with conversation.streaming(streams(random.Random(moment))):
                 for _ in range(2 * moment):
@@ -292,8 +289,8 @@ async def test_clients_that_vanish_in_the_middle_leave_nothing():
 
 
 async def test_a_deadline_ends_the_call_and_frees_everything():
-    async with house() as standing:
-        conversation = ConverseStream(standing.stub, timeout_s=1)
+    async with house() as stack:
+        conversation = ConverseStream(stack.stub, timeout_s=1)
         await conversation.send(turn=question(with_parts(on_port("media0", "video/mp4")), 1))
         # The clock of the session may be a moment before that of the call: then the turn is told to have failed first.
         with pytest.raises((TurnFailed, grpc.aio.AioRpcError), match="DEADLINE"):
@@ -303,10 +300,10 @@ async def test_a_deadline_ends_the_call_and_frees_everything():
 
 async def test_a_turn_that_is_asked_again_is_answered_once():
     """By a client whose connection broke: the newer call has the answer."""
-    async with house() as standing:
+    async with house() as stack:
         asked = question(with_parts(on_port("media0", "video/mp4")), 1)
         asked.request_id = "0123456789abcdef" * 2
-        older, newer = ConverseStream(standing.stub), ConverseStream(standing.stub)
+        older, newer = ConverseStream(stack.stub), ConverseStream(stack.stub)
         await older.send(turn=asked)
         while not (await older.read()).HasField("credit"):
             pass
@@ -317,14 +314,14 @@ async def test_a_turn_that_is_asked_again_is_answered_once():
 
 @pytest.mark.parametrize("running", [True, False], ids=["in a turn", "between two"])
 async def test_a_router_that_drains_finishes_turns_and_ends_conversations(running: bool):
-    async with router_and_stages(toy_chain({"interval_s": 0.02})) as standing:
-        conversation = ConverseStream(standing.stub)
+    async with router_and_stages(toy_chain({"interval_s": 0.02})) as stack:
+        conversation = ConverseStream(stack.stub)
         (await conversation.turn(request("How?", 1))).check_toy(1, "How?")
         if running:
             await conversation.send(turn=request("And now?", 2))
             await conversation.read()
         async with asyncio.TaskGroup() as group:
-            group.create_task(standing.router.service.drain(30))
+            group.create_task(stack.router.service.drain(30))
             if running:
                 answer = WholeAnswer(started=omni_pb2.Started())
                 async for event in conversation.events():
@@ -341,8 +338,8 @@ async def test_a_router_that_drains_finishes_turns_and_ends_conversations(runnin
 @pytest.mark.parametrize("size", [1 << 20, 24 << 20], ids=["small", "large"])
 async def test_a_thinker_that_is_lost_while_it_is_sent_a_film(size: int):
     """The router sends what it still has to another Thinker. If more of a film is gone, the client has to send it again, and is told so."""
-    async with house(2) as standing:
-        conversation = ConverseStream(standing.stub)
+    async with house(2) as stack:
+        conversation = ConverseStream(stack.stub)
         held = asyncio.Event()
         held.set()
         sent = 0
@@ -357,7 +354,7 @@ async def test_a_thinker_that_is_lost_while_it_is_sent_a_film(size: int):
         asked = question(with_parts(on_port("media0", "video/mp4", size)), 1)
         answering = asyncio.create_task(conversation.turn(asked, {"media0": zeros("media0", size)}, pause))
         await until(lambda: not held.is_set())
-        await standing.end_busy("thinker")
+        await stack.end_busy("thinker")
         held.set()
         if size == 1 << 20:
             answer = await answering

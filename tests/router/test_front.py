@@ -16,13 +16,7 @@ from helpers import lengths
 from helpers.ask import ask, refused, request
 from helpers.chain import RouterAndStages, good, router_and_stages, toy_chain
 from helpers.run import messages
-from helpers.servers import (
-    CHAIN,
-    Local,
-    all_free,
-    family_logic,
-    toy_logic,
-)
+from helpers.servers import CHAIN, Local, all_free, family_logic, toy_logic
 from omnistage.router.pipeline import PipelineFile, StageSpec, load_pipeline
 from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2
 
@@ -30,9 +24,6 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
 NAN, INF = math.nan, math.inf
 
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
-
-
-# Answers -------------------------------------------------------------------------------------------------------------------------------
 
 
 async def test_text_and_sound_and_the_account(stack: RouterAndStages, seed: int):
@@ -82,11 +73,6 @@ def _sessions_ended(stage: Local) -> float:
 )
 async def test_odd_texts_get_an_answer(stack: RouterAndStages, prompt: str):
     (await ask(stack.stub, request(prompt, 7))).check_toy(7, prompt)
-
-
-async def test_verbatim_text_is_said_as_it_is(stack: RouterAndStages):
-    asked = omni_pb2.GenerateRequest(seed=1, thinker=stage_pb2.ThinkerParams(verbatim="one two three"))
-    assert (await ask(stack.stub, asked)).text() == "one two three "
 
 
 async def test_times_to_the_first_text_and_sound_are_measured(stack: RouterAndStages):
@@ -244,10 +230,10 @@ async def test_the_largest_request_that_a_router_takes_reaches_the_stage(most: i
     part.media.data += bytes(most - asked.ByteSize())
     assert asked.ByteSize() == most
     room = {"max_message_bytes": most}
-    async with router_and_stages([family_logic("toy-omni", "thinker")], SEEING, stage=room, **room) as standing:
-        refusal = await refused(standing.stub, asked)
+    async with router_and_stages([family_logic("toy-omni", "thinker")], SEEING, stage=room, **room) as stack:
+        refusal = await refused(stack.stub, asked)
         assert (refusal.reason, refusal.fields) == ("BAD_REQUEST", ["thinker.messages.parts.media"])
-        answer = await ask(standing.stub, good())
+        answer = await ask(stack.stub, good())
         answer.check_whole()
         assert answer.text()
 
@@ -283,15 +269,15 @@ class NotedRuns(grpc.aio.ServerInterceptor):
 async def test_deadline_and_trace_reach_every_stage():
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     seen = NotedRuns()
-    async with router_and_stages(toy_chain(), stage={"interceptors": [seen]}) as standing:
+    async with router_and_stages(toy_chain(), stage={"interceptors": [seen]}) as stack:
         context = [("traceparent", trace), ("tracestate", "a=b"), ("authorization", "secret")]
-        await ask(standing.stub, good(), timeout_s=17, metadata=context)
+        await ask(stack.stub, good(), timeout_s=17, metadata=context)
         assert len(seen.runs) == len(CHAIN)
         for remaining_s, metadata in seen.runs:
             assert remaining_s is not None and 0 < remaining_s <= 17 * 1.05  # gRPC rounds it up on the wire
             assert (metadata["traceparent"], metadata["tracestate"]) == (trace, "a=b")
             assert "authorization" not in metadata
-        await ask(standing.stub, good())
+        await ask(stack.stub, good())
         (new,) = {metadata["traceparent"] for _, metadata in seen.runs[len(CHAIN) :]}
         assert new != trace and re.fullmatch(r"00-[0-9a-f]{32}-[0-9a-f]{16}-01", new)
 
@@ -324,9 +310,9 @@ PICTURES = [
 
 @pytest.fixture
 async def painter() -> AsyncIterator[omni_pb2_grpc.OmniServiceAsyncStub]:
-    async with router_and_stages([toy_logic("diffusion")], load_pipeline("toy-picture")) as standing:
-        yield standing.stub
-        answer = await ask(standing.stub, omni_pb2.GenerateRequest(seed=1, diffusion=stage_pb2.DiffusionParams(prompt="a hill")))
+    async with router_and_stages([toy_logic("diffusion")], load_pipeline("toy-picture")) as stack:
+        yield stack.stub
+        answer = await ask(stack.stub, omni_pb2.GenerateRequest(seed=1, diffusion=stage_pb2.DiffusionParams(prompt="a hill")))
         assert [chunk.count for chunk in answer.of("image")] == [1, 0]
 
 

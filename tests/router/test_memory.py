@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
-from contextlib import AsyncExitStack
-from typing import cast
 
 import grpc
 import grpc.aio
@@ -14,11 +12,10 @@ import pytest
 from google.protobuf.message import Message
 
 from helpers import lengths
-from helpers.ask import ask, read, refused, request
-from helpers.chain import RouterAndStages, addresses_of
+from helpers.ask import GenerateCall, ask, read, refused, request
+from helpers.chain import RouterAndStages, router_and_stages, toy_chain
 from helpers.converse import ConverseStream, TurnFailed
 from helpers.run import messages
-from helpers.servers import local_chain, local_router, local_stage, omni_stub, toy_logic
 from omnistage.v1 import omni_pb2, stage_pb2
 
 pytestmark = pytest.mark.usefixtures("older_objects_set_aside", "collected_by_hand")
@@ -60,17 +57,12 @@ def kept(*own: object) -> list[str]:
     ]
 
 
-def _has_prompt(each: object) -> bool:
-    """By its type alone: an object of another library may warn of itself when it is asked for its class."""
-    kind = type(each)
-    if issubclass(kind, str):
-        return len(cast(str, each)) >= LARGE and MARK in cast(str, each)
-    if issubclass(kind, bytes | bytearray):
-        return len(cast(bytes, each)) >= LARGE and MARK.encode() in cast(bytes, each)
-    if issubclass(kind, Message):
-        message = cast(Message, each)
-        return message.ByteSize() >= LARGE and MARK.encode() in message.SerializeToString()
-    return False
+def _has_prompt(each: str | bytes | bytearray | Message) -> bool:
+    if isinstance(each, str):
+        return len(each) >= LARGE and MARK in each
+    if isinstance(each, Message):
+        return each.ByteSize() >= LARGE and MARK.encode() in each.SerializeToString()
+    return len(each) >= LARGE and MARK.encode() in each
 
 
 async def none_kept(*own: object) -> None:
@@ -80,6 +72,13 @@ async def none_kept(*own: object) -> None:
         if not (left := kept(*own)):
             return
     raise AssertionError(f"still there: {left}")
+
+
+async def begin(stack: RouterAndStages, asked: omni_pb2.GenerateRequest) -> GenerateCall:
+    """An answer that has begun."""
+    call = stack.stub.Generate(asked, timeout=60)
+    assert (await read(call)).HasField("started")
+    return call
 
 
 @pytest.mark.parametrize(("asked", "field"), REFUSED)
@@ -96,8 +95,7 @@ async def test_an_answered_request(steady: RouterAndStages) -> None:
 
 async def test_a_request_that_its_client_takes_back(steady: RouterAndStages) -> None:
     asked = request(PROMPT, thinker=ENDLESS)
-    call = steady.stub.Generate(asked, timeout=60)
-    assert (await read(call)).HasField("started")
+    call = await begin(steady, asked)
     assert kept(asked), "while a request is answered, this sees it"
     call.cancel()
     await none_kept(asked)
@@ -109,10 +107,7 @@ async def test_requests_that_are_taken_back_at_any_moment(steady: RouterAndStage
     rng = random.Random(seed)
     for number in range(rounds):
         asked = request(PROMPT, thinker=ENDLESS, request_id=f"{number:032x}")
-        calls = []
-        for _ in range(1 + number % 2):
-            calls.append(steady.stub.Generate(asked, timeout=60))
-            assert (await read(calls[-1])).HasField("started")
+        calls = [await begin(steady, asked) for _ in range(1 + number % 2)]
         await asyncio.sleep(rng.random() * 0.02)
         for call in calls:
             call.cancel()
@@ -154,10 +149,7 @@ async def test_requests_whose_time_is_over_at_any_moment(steady: RouterAndStages
 
 async def test_a_request_that_is_asked_again(steady: RouterAndStages) -> None:
     asked = request(PROMPT, thinker=ENDLESS, request_id="a" * 32)
-    first = steady.stub.Generate(asked, timeout=60)
-    assert (await read(first)).HasField("started")
-    second = steady.stub.Generate(asked, timeout=60)
-    assert (await read(second)).HasField("started")
+    first, second = await begin(steady, asked), await begin(steady, asked)
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         while await first.read():
             pass
@@ -168,30 +160,24 @@ async def test_a_request_that_is_asked_again(steady: RouterAndStages) -> None:
 
 async def test_a_request_whose_stage_is_lost() -> None:
     """In the middle of the answer, and before another one: no replica is left then."""
-    async with local_chain() as stages, AsyncExitStack() as thinkers:
-        thinker = await thinkers.enter_async_context(local_stage(toy_logic("thinker", {"interval_s": 0.01})))
-        addresses = {**addresses_of(stages), "thinker": thinker.address}
-        async with local_router(addresses) as router, omni_stub(router.address) as stub:
-            asked = request(PROMPT, thinker=ENDLESS)
-            call = stub.Generate(asked, timeout=60)
-            assert (await read(call)).HasField("started")
-            await thinkers.aclose()
-            with pytest.raises(grpc.aio.AioRpcError) as raised:
-                while await call.read():
-                    pass
-            assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
-            assert (await refused(stub, asked)).reason == "STAGE_LOST"
-            await none_kept(asked)
+    async with router_and_stages(toy_chain({"interval_s": 0.01})) as stack:
+        asked = request(PROMPT, thinker=ENDLESS)
+        call = await begin(stack, asked)
+        await stack.replicas["thinker"][0].end()
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            while await call.read():
+                pass
+        assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert (await refused(stack.stub, asked)).reason == "STAGE_LOST"
+        await none_kept(asked)
 
 
 async def test_turns_of_a_conversation_that_is_open(steady: RouterAndStages) -> None:
-    asked = request(PROMPT, 5)
-    wrong = request(PROMPT, outputs=["video"])
+    asked, wrong = request(PROMPT, 5), request(PROMPT, outputs=["video"])
     conversation = ConverseStream(steady.stub)
     with pytest.raises(TurnFailed, match="BAD_REQUEST"):
         await conversation.turn(wrong)
     await none_kept(asked, wrong)
     (await conversation.turn(asked)).check_toy(5, PROMPT)
     await none_kept(asked, wrong)
-    await conversation.call.done_writing()
-    assert await conversation.call.code() == grpc.StatusCode.OK
+    assert await conversation.end() == grpc.StatusCode.OK

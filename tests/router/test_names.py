@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from pydantic import ValidationError
 
 from helpers import waiting
 from helpers.ask import ask, request
-from helpers.servers import CHAIN, local_router, local_stage, omni_stub, stage_stub, toy_logic
+from helpers.servers import local_chain, local_router, omni_stub, stage_stub
 from helpers.watching import SETTLE_S, thinker, until, waiting_session, watched
 from omnistage.host.addresses import Name, SystemResolver, check_replica_address, name_of
 from omnistage.router.placement import DRAINING, SERVING, Placement
@@ -52,17 +51,8 @@ def test_an_address_is_plain_or_a_name():
     assert str(Name("talker", 50051)) == "dns:///talker:50051"
     for plain in ("127.0.0.1:1", "talker:50051", "[::1]:50051"):
         assert name_of(check_replica_address(plain)) is None
-    for wrong in (
-        "",
-        "talker",
-        "dns:///talker",
-        "dns://zone/talker:50051",
-        "unix:socket",
-        "a:b:1",
-        "dns:///a..b:1",
-        "dns:///a:1/x",
-        "talker:99999999",
-    ):
+    wrong_forms = ("", "talker", "dns:///talker", "dns://zone/talker:50051", "unix:socket", "a:b:1", "dns:///a..b:1", "dns:///a:1/x")
+    for wrong in (*wrong_forms, "talker:99999999"):
         with pytest.raises(ValueError, match="dns:///NAME:PORT stands for all addresses"):
             check_replica_address(wrong)
     for wrong in ("dns:///talker:65536", "dns:///talker:99999"):
@@ -126,12 +116,7 @@ async def test_replicas_come_and_go_with_the_addresses_of_their_name(tmp_path: P
 
 
 async def test_a_router_finds_its_stages_under_a_name():
-    async with AsyncExitStack() as servers:
-        names = {}
-        for kind in CHAIN:
-            stage = await servers.enter_async_context(local_stage(toy_logic(kind)))
-            names[kind] = f"dns:///localhost:{stage.address.rpartition(':')[2]}"
-        router = await servers.enter_async_context(local_router(names))
-        stub = await servers.enter_async_context(omni_stub(router.address))
-        answer = await ask(stub, request("hello", 1))
-        answer.check_toy(1, "hello")
+    async with local_chain() as stages:
+        names = {kind: f"dns:///localhost:{stage.address.rpartition(':')[2]}" for kind, stage in stages.items()}
+        async with local_router(names) as router, omni_stub(router.address) as stub:
+            (await ask(stub, request("hello", 1))).check_toy(1, "hello")

@@ -49,8 +49,8 @@ def check(answer: WholeAnswer, seen: tuple[formulas.Seen, ...], seed: int) -> No
 
 
 async def test_it_speaks_from_what_it_sees_and_hears(seed: int):
-    async with house() as standing:
-        check(await ask(standing.stub, question(looked_at(), seed)), SEEN, seed)
+    async with house() as stack:
+        check(await ask(stack.stub, question(looked_at(), seed)), SEEN, seed)
 
 
 async def test_prompt_rows_of_megabytes_go_down_in_pieces(seed: int):
@@ -58,8 +58,8 @@ async def test_prompt_rows_of_megabytes_go_down_in_pieces(seed: int):
     pixels = (np.add.outer(np.arange(512), 7 * np.arange(512)) % 256).astype(np.uint8)
     media = stage_pb2.Media(data=png(pixels), media_type="image/png")
     given = [stage_pb2.Message(role="user", parts=[stage_pb2.Part(media=media), stage_pb2.Part(text="?")])]
-    async with house() as standing:
-        answer = await ask(standing.stub, question(given, seed))
+    async with house() as stack:
+        answer = await ask(stack.stub, question(given, seed))
         check(answer, ("u", pixels, "?"), seed)
         assert answer.usage is not None
         rows = 256 * 256 + 2
@@ -68,24 +68,24 @@ async def test_prompt_rows_of_megabytes_go_down_in_pieces(seed: int):
 
 @pytest.mark.parametrize("lost", CHAIN)
 async def test_a_stage_that_is_lost_in_mid_speech_leaves_no_gap(lost: str, seed: int):
-    async with house({lost: 2}, interval_s=0.15) as standing:
-        strike = DisturbanceStep(audio_chunks(3), lambda: standing.end_busy(lost))
-        answer = await ask_through(standing.stub, question(looked_at(), seed), strike)
+    async with house({lost: 2}, interval_s=0.15) as stack:
+        strike = DisturbanceStep(audio_chunks(3), lambda: stack.end_busy(lost))
+        answer = await ask_through(stack.stub, question(looked_at(), seed), strike)
         check(answer, SEEN, seed)
         assert [stage_pb2.StageKind.Name(failover.kind).lower() for failover in answer.failovers] == [f"stage_kind_{lost}"]
 
 
 async def test_a_picture_that_cannot_be_read_is_refused_in_words_and_the_next_one_is_seen(seed: int):
-    async with house() as standing:
+    async with house() as stack:
         media = stage_pb2.Media(data=png(PICTURE)[:50], media_type="image/png")
-        bad = await refused(standing.stub, question([stage_pb2.Message(role="user", parts=[stage_pb2.Part(media=media)])], seed))
+        bad = await refused(stack.stub, question([stage_pb2.Message(role="user", parts=[stage_pb2.Part(media=media)])], seed))
         assert (bad.reason, bad.fields) == ("BAD_REQUEST", ["thinker.messages.parts.media"])
         assert "PNG" in bad.message
         film = stage_pb2.Media(data=b"x", media_type="video/mp4")
-        bad = await refused(standing.stub, question([stage_pb2.Message(role="user", parts=[stage_pb2.Part(media=film)])], seed))
+        bad = await refused(stack.stub, question([stage_pb2.Message(role="user", parts=[stage_pb2.Part(media=film)])], seed))
         assert "takes text, image and audio, not 'video/mp4'" in bad.message
-        check(await ask(standing.stub, question(looked_at(), seed)), SEEN, seed)
-        check(await ask(standing.stub, question(messages("Only words."), seed)), ("u", "Only words."), seed)
+        check(await ask(stack.stub, question(looked_at(), seed)), SEEN, seed)
+        check(await ask(stack.stub, question(messages("Only words."), seed)), ("u", "Only words."), seed)
 
 
 # Films ---------------------------------------------------------------------------------------------------------------------------------
@@ -110,23 +110,23 @@ def check_film(answer: WholeAnswer, seed: int) -> None:
 
 
 async def test_a_film_with_previews_and_sound(seed: int):
-    async with film_makers() as standing:
-        answer = await ask(standing.stub, film(seed, previews=3))
+    async with film_makers() as stack:
+        answer = await ask(stack.stub, film(seed, previews=3))
         check_film(answer, seed)
         previews = [chunk for chunk in answer.of("image") if chunk.image.HasField("preview_step")]
         assert [chunk.image.preview_step for chunk in previews] == [2, 4, 6] and not any(chunk.count for chunk in previews)
-        bad = await refused(standing.stub, film(seed, layers=2))
+        bad = await refused(stack.stub, film(seed, layers=2))
         assert (bad.reason, bad.fields) == ("BAD_REQUEST", ["diffusion.frames"])
-        only_sound = await ask(standing.stub, omni_pb2.GenerateRequest(outputs=["audio"], seed=seed, diffusion=film(seed).diffusion))
+        only_sound = await ask(stack.stub, omni_pb2.GenerateRequest(outputs=["audio"], seed=seed, diffusion=film(seed).diffusion))
         assert list(only_sound.chunks) == ["audio"]
         np.testing.assert_array_equal(only_sound.samples(), answer.samples())
         assert only_sound.usage is not None and dict(only_sound.usage.stages[0].output_items)["video"] == 0
 
 
 async def test_a_film_maker_that_is_lost_in_mid_film_leaves_no_gap(seed: int):
-    async with film_makers(2, interval_s=0.06, max_chunk=1) as standing:
-        strike = DisturbanceStep(lambda heard: len(heard.of("video")) >= 5, lambda: standing.end_busy("diffusion"))
-        answer = await ask_through(standing.stub, film(seed), strike)
+    async with film_makers(2, interval_s=0.06, max_chunk=1) as stack:
+        strike = DisturbanceStep(lambda heard: len(heard.of("video")) >= 5, lambda: stack.end_busy("diffusion"))
+        answer = await ask_through(stack.stub, film(seed), strike)
         check_film(answer, seed)
         assert len(answer.failovers) == 1
 
@@ -139,12 +139,12 @@ async def test_a_drawing_that_is_lost_between_steps_goes_on_with_all_that_its_sa
     """At another part of the model than it began with, from the middle of its steps."""
     hill = stage_pb2.DiffusionParams(prompt="a hill", width=24, height=16, steps=20, results=2)
     asked = omni_pb2.GenerateRequest(seed=seed, diffusion=hill)
-    async with film_makers(2, interval_s=0.05, experts=2, multistep=True) as standing:
-        strike = DisturbanceStep(lambda heard: 12 in steps_shown(heard), lambda: standing.end_busy("diffusion"))
-        answer = await ask_through(standing.stub, asked, strike)
+    async with film_makers(2, interval_s=0.05, experts=2, multistep=True) as stack:
+        strike = DisturbanceStep(lambda heard: 12 in steps_shown(heard), lambda: stack.end_busy("diffusion"))
+        answer = await ask_through(stack.stub, asked, strike)
         assert len(answer.failovers) == 1
         shown = steps_shown(answer)
         assert all(step > 10 for step in shown[shown.index(12) :]), "it began anew"
-        whole = await ask(standing.stub, asked)
+        whole = await ask(stack.stub, asked)
         pictures, expected = ([chunk.image.data for chunk in made.of("image") if chunk.count] for made in (answer, whole))
         assert len(pictures) == 2 and pictures == expected

@@ -55,8 +55,8 @@ async def heard(conversation: ConverseStream, given: int) -> WholeAnswer:
 
 async def test_sound_comes_as_there_is_room_and_text_does_not_wait_for_it():
     """Two turns: room is counted over the whole conversation."""
-    async with house() as standing:
-        conversation = ConverseStream(standing.stub)
+    async with house() as stack:
+        conversation = ConverseStream(stack.stub)
         await conversation.send(credit=sound(0))
         given = 0
         for seed in (1, 2):
@@ -69,8 +69,8 @@ async def test_sound_comes_as_there_is_room_and_text_does_not_wait_for_it():
 
 
 async def test_without_any_room_said_the_router_grants_as_it_writes():
-    async with house() as standing:
-        conversation = ConverseStream(standing.stub)
+    async with house() as stack:
+        conversation = ConverseStream(stack.stub)
         await conversation.send(turn=question(1))
         (await conversation.answer()).check_toy(1, "How?", LENGTH)
         await conversation.send(credit=sound(1 << 40))
@@ -81,15 +81,15 @@ async def test_without_any_room_said_the_router_grants_as_it_writes():
 
 @pytest.mark.parametrize("lost", CHAIN)
 async def test_a_stage_that_is_lost_while_sound_waits_for_room_leaves_no_gap(lost: str):
-    async with house(2) as standing:
-        conversation = ConverseStream(standing.stub)
+    async with house(2) as stack:
+        conversation = ConverseStream(stack.stub)
         await conversation.send(credit=sound(3))
         await conversation.send(turn=question(1))
         answer = WholeAnswer()
         async for event in conversation.events():
             answer.take(event)
             if len(answer.of("audio")) == 3 and is_whole(answer, "text") and not answer.failovers:
-                await standing.end_busy(lost)
+                await stack.end_busy(lost)
                 await conversation.send(credit=sound(1000))
         answer.check_toy(1, "How?", LENGTH)
         assert [failover.kind for failover in answer.failovers] == [getattr(stage_pb2, f"STAGE_KIND_{lost.upper()}")]
@@ -97,8 +97,8 @@ async def test_a_stage_that_is_lost_while_sound_waits_for_room_leaves_no_gap(los
 
 @pytest.mark.parametrize(("given", "reason"), [(5, "HALF_CLOSED"), (1000, "OK")])
 async def test_who_half_closes_gives_no_more(given: int, reason: str):
-    async with house() as standing:
-        conversation = ConverseStream(standing.stub)
+    async with house() as stack:
+        conversation = ConverseStream(stack.stub)
         await conversation.send(credit=sound(given))
         await conversation.send(turn=question(1))
         await conversation.call.done_writing()
@@ -111,15 +111,15 @@ async def test_who_half_closes_gives_no_more(given: int, reason: str):
 
 
 async def test_who_gives_no_room_loses_its_place_to_one_who_waits():
-    async with house(max_sessions=1) as standing:
-        conversation = ConverseStream(standing.stub)
+    async with house(max_sessions=1) as stack:
+        conversation = ConverseStream(stack.stub)
         await conversation.send(credit=sound(1))
         await conversation.send(turn=question(1))
         answer = WholeAnswer()
         events = conversation.events()
         while not answer.of("audio"):
             answer.take(await anext(events))
-        (await ConverseStream(standing.stub, key="another").turn(question(2))).check_toy(2, "How?", LENGTH)
+        (await ConverseStream(stack.stub, key="another").turn(question(2))).check_toy(2, "How?", LENGTH)
         with pytest.raises(Exception, match="CLIENT_STALLED"):
             async for event in events:
                 answer.take(event)

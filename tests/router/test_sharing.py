@@ -34,13 +34,13 @@ async def test_a_router_whose_places_are_taken_says_so_at_once_and_when_to_come_
 
 
 async def test_a_full_stage_is_told_like_a_full_router():
-    async with router_and_stages(toy_chain(), stage={"max_sessions": 1}, max_sessions=4) as standing:
-        running = await started(standing)
-        refusal = await refused(standing.stub, good())
+    async with router_and_stages(toy_chain(), stage={"max_sessions": 1}, max_sessions=4) as stack:
+        running = await started(stack)
+        refusal = await refused(stack.stub, good())
         assert (refusal.code, refusal.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
         assert refusal.retry_delay_s
-        await leave(standing, running)
-        (await ask(standing.stub, good())).check_toy(5, "good")
+        await leave(stack, running)
+        (await ask(stack.stub, good())).check_toy(5, "good")
 
 
 def by(key: str) -> list[tuple[str, str]]:
@@ -100,8 +100,8 @@ async def test_who_shares_a_host_with_a_greedy_client_gets_its_next_place(stack:
 async def test_a_client_that_does_not_read_loses_its_place_to_one_that_waits():
     """Long before its stall limit, and only then."""
     chain = toy_chain({"samples_per_frame": 24_000, "max_chunk": 1})
-    async with router_and_stages(chain, max_sessions=1, stall_limit=600) as standing, omni_stub(standing.router.address) as other:
-        call = await started(standing, "deaf")
+    async with router_and_stages(chain, max_sessions=1, stall_limit=600) as stack, omni_stub(stack.router.address) as other:
+        call = await started(stack, "deaf")
         answer = None
         async with asyncio.timeout(60):
             while answer is None:
@@ -185,11 +185,11 @@ async def test_two_keys_share_no_prompts_that_were_computed_and_no_key_is_told()
 
     logic.prepare = noting  # type: ignore[assignment, method-assign]
     asked = request("good", 5, outputs=["text"], conversation_id="same", request_id="same")
-    async with router_and_stages(toy_chain(None, logic)) as standing:
+    async with router_and_stages(toy_chain(None, logic)) as stack:
         for key in ("one", "two", ""):
             for _ in range(2):
-                (await ask(standing.stub, asked, metadata=by(key) if key else ())).check_toy(5, "good")
-            conversation = ConverseStream(standing.stub, key=key)
+                (await ask(stack.stub, asked, metadata=by(key) if key else ())).check_toy(5, "good")
+            conversation = ConverseStream(stack.stub, key=key)
             (await conversation.turn(asked)).check_toy(5, "good")
             assert await conversation.end() == grpc.StatusCode.OK
     one, two, nobody = scopes[:3], scopes[3:6], scopes[6:]

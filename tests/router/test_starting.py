@@ -37,10 +37,11 @@ async def listed(stub: omni_pb2_grpc.OmniServiceAsyncStub) -> tuple[list[str], l
     return [one.name for one in told.models], [one.name for one in told.starting]
 
 
-async def until_ready(stub: omni_pb2_grpc.OmniServiceAsyncStub, *names: str) -> None:
+async def check_draws_soon(stub: omni_pb2_grpc.OmniServiceAsyncStub) -> None:
     async with asyncio.timeout(LIMIT_S):
-        while (await listed(stub))[0] != list(names):  # noqa: ASYNC110
+        while (await listed(stub))[0] != ["toy", "toy-picture"]:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
+    assert (await ask(stub, DRAWN)).of("image")
 
 
 async def check_starting(stub: omni_pb2_grpc.OmniServiceAsyncStub, why: str) -> None:
@@ -64,25 +65,21 @@ async def test_a_pipeline_that_starts_later_and_is_lost_again() -> None:
             assert await listed(stub) == (["toy"], ["toy-picture"])
             await check_starting(stub, AWAITED)
             replicas = (await stub.ListReplicas(omni_pb2.ListReplicasRequest(), timeout=10)).replicas
-            assert [(one.address, one.state) for one in replicas if one.pipeline == "toy-picture"] == [
-                (late, omni_pb2.REPLICA_STATE_STARTING)
-            ]
+            (replica,) = [replica for replica in replicas if replica.pipeline == "toy-picture"]
+            assert (replica.address, replica.state) == (late, omni_pb2.REPLICA_STATE_STARTING)
             value = router.registry.get_sample_value
             of_picture = {"pipeline": "toy-picture", "stage": "diffusion", "model": ""}
             assert value("omnistage_router_replicas", {**of_picture, "state": "starting"}) == 1
             assert value("omnistage_router_requests_total", {"pipeline": "toy-picture", "reason": "STARTING"}) == 2
             assert value("omnistage_router_queue_seconds_count", {"pipeline": "toy-picture"}) is None, "it asked for no place"
             async with local_stage(family_logic("toy", "diffusion"), address=late):
-                await until_ready(stub, "toy", "toy-picture")
-                assert (await ask(stub, DRAWN)).of("image")
+                await check_draws_soon(stub)
                 assert value("omnistage_router_replicas", {**of_picture, "state": "starting"}) is None
-            lost = await refused(stub, DRAWN)
-            assert lost.reason == "STAGE_LOST", "it is served; its stage is away"
+            assert (await refused(stub, DRAWN)).reason == "STAGE_LOST", "it is served; its stage is away"
             (await ask(stub, good())).check_toy(5, "good")
             assert await listed(stub) == (["toy"], ["toy-picture"])
             async with local_stage(family_logic("toy", "diffusion"), address=late):
-                await until_ready(stub, "toy", "toy-picture")
-                assert (await ask(stub, DRAWN)).of("image")
+                await check_draws_soon(stub)
         async with local_router(stages, TOY, PICTURE) as another, omni_stub(another.address) as stub:
             await check_starting(stub, AWAITED)
 
@@ -105,11 +102,7 @@ async def test_a_turn_for_a_pipeline_that_starts_fails_and_the_conversation_goes
 
 async def test_one_that_does_not_fit_says_why_and_is_looked_at_again() -> None:
     late = take_address()
-    async with (
-        local_chain() as chain,
-        local_router(stages_with(chain, late), TOY, PICTURE) as router,
-        omni_stub(router.address) as stub,
-    ):
+    async with local_chain() as chain, local_router(stages_with(chain, late), TOY, PICTURE) as router, omni_stub(router.address) as stub:
         misfit = "toy-picture: the server given as diffusion is of another kind"
         async with local_stage(toy_logic("thinker"), address=late):
             async with asyncio.timeout(LIMIT_S):
@@ -117,8 +110,7 @@ async def test_one_that_does_not_fit_says_why_and_is_looked_at_again() -> None:
                     await asyncio.sleep(LOOK_S)
             await check_starting(stub, f"toy-picture cannot be served by its stages as they are: {misfit}; try again")
         async with local_stage(family_logic("toy", "diffusion"), address=late):
-            await until_ready(stub, "toy", "toy-picture")
-            assert (await ask(stub, DRAWN)).of("image")
+            await check_draws_soon(stub)
 
 
 async def test_it_looks_for_nobody_before_the_pipe_ends() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -19,11 +19,12 @@ from PIL import Image
 from helpers.contract import SampleRequest
 from helpers.families import CASES
 from helpers.logic import pieces_of
-from helpers.run import RunAnswer, RunStream, code_chunks, open_of, params, run_once, tensor_of
-from helpers.servers import family_logic, local_stage, stage_stub
+from helpers.run import RunAnswer, code_chunks, params, tensor_of
+from helpers.servers import family_logic
+from helpers.stage import Stage, stage_of, stage_with
 from omnistage.models.toy import formulas
 from omnistage.stage.logic import Input
-from omnistage.v1 import chunk_pb2, stage_pb2, stage_pb2_grpc, tensor_pb2
+from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -32,16 +33,19 @@ FAMILY_KINDS = {f"{case.family}-{case.kind}": case for case in reversed(CASES) i
 SPOKEN = "Hello there, and good morning."
 
 
+@dataclass
 class ServedKind:
     """One kind of one family behind a real server."""
 
-    def __init__(self, sample: SampleRequest, stub: stage_pb2_grpc.StageServiceAsyncStub, description: stage_pb2.DescribeResponse) -> None:
-        self.sample = sample
-        self.stub = stub
-        self.description = description
+    sample: SampleRequest
+    stage: Stage
 
-    def opening(self, seed: int, resume: stage_pb2.Resume | None = None) -> stage_pb2.Open:
-        return open_of(self.description, params=self.sample.params, seed=seed, resume=resume)
+    @property
+    def description(self) -> stage_pb2.DescribeResponse:
+        return self.stage.description
+
+    async def run(self, inputs: Sequence[chunk_pb2.Chunk], seed: int, resume: stage_pb2.Resume | None = None) -> RunAnswer:
+        return await self.stage.run(inputs, params=self.sample.params, seed=seed, resume=resume)
 
     def inputs(self, source: random.Random) -> list[chunk_pb2.Chunk]:
         """The chunks that the stage before this one would send, cut at random."""
@@ -69,9 +73,8 @@ def chunk_of(piece: Input, seq: int) -> chunk_pb2.Chunk:
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=FAMILY_KINDS)
 async def served(request: pytest.FixtureRequest) -> AsyncIterator[ServedKind]:
     case = FAMILY_KINDS[request.param]
-    async with local_stage(case.load(), max_sessions=4) as server, stage_stub(server.address) as stub:
-        await server.service.start()
-        yield ServedKind(case.sample(), stub, await stub.Describe(stage_pb2.DescribeRequest(), timeout=10))
+    async with stage_with(case.load(), max_sessions=4) as stage:
+        yield ServedKind(case.sample(), stage)
 
 
 async def test_describe_is_complete(served: ServedKind):
@@ -83,7 +86,7 @@ async def test_describe_is_complete(served: ServedKind):
 
 
 async def test_a_plain_stub_runs_the_stage_alone(served: ServedKind, seed: int):
-    heard = await run_once(served.stub, served.opening(seed), served.inputs(random.Random(seed)))
+    heard = await served.run(served.inputs(random.Random(seed)), seed)
     produced = {port.name: port for port in served.description.produces}
     heard.check_whole([*produced])
     assert heard.opened is not None
@@ -99,40 +102,32 @@ async def test_a_plain_stub_runs_the_stage_alone(served: ServedKind, seed: int):
             assert chunk.WhichOneof("payload") in ((carried,) if chunk.count else (carried, None))
 
 
+CONTENT: dict[str | None, Callable[[chunk_pb2.Chunk], bytes]] = {
+    "text": lambda chunk: chunk.text.text.encode(),
+    "codes": lambda chunk: np.array(chunk.codes.codes, np.uint32).tobytes(),
+    "audio": lambda chunk: chunk.audio.data,
+    "image": lambda chunk: b"" if chunk.image.HasField("preview_step") else chunk.image.data.data,
+    "video": lambda chunk: chunk.video.data,
+    "alignment": lambda chunk: chunk.alignment.SerializeToString(),
+    "tensor": lambda chunk: chunk.tensor.inline.data,
+}
+
+
 def content(heard: RunAnswer, port: str) -> bytes:
     """The content of a port, however it was cut."""
-    return b"".join(map(_bytes, heard.of(port)))
-
-
-def _bytes(chunk: chunk_pb2.Chunk) -> bytes:
-    match chunk.WhichOneof("payload"):
-        case "text":
-            return chunk.text.text.encode()
-        case "codes":
-            return np.array(chunk.codes.codes, np.uint32).tobytes()
-        case "audio":
-            return chunk.audio.data
-        case "image":
-            return b"" if chunk.image.HasField("preview_step") else chunk.image.data.data
-        case "video":
-            return chunk.video.data
-        case "alignment":
-            return chunk.alignment.SerializeToString()
-        case "tensor":
-            return chunk.tensor.inline.data
-    return b""
+    return b"".join(CONTENT[kind](chunk) for chunk in heard.of(port) if (kind := chunk.WhichOneof("payload")) in CONTENT)
 
 
 async def test_a_plain_stub_resumes_the_stage(served: ServedKind, seed: int):
     """Lost after a few chunks of every port, opened again with what had come: it goes on there, and both parts are the whole."""
     source = random.Random(seed)
     inputs = served.inputs(source)
-    whole = await run_once(served.stub, served.opening(seed), inputs)
+    whole = await served.run(inputs, seed)
     held = {port: chunks[: source.randrange(len(chunks))] for port, chunks in whole.chunks.items() if port != "progress"}
     if "hidden" in held:  # Nobody has rows of a token that the caller does not have.
         known = sum(chunk.count for chunk in held["text"])
         held["hidden"] = [chunk for chunk in held["hidden"] if chunk.first + chunk.count <= known]
-    heard = await run_once(served.stub, served.opening(seed, resume_of(served, held)), inputs)
+    heard = await served.run(inputs, seed, resume_of(served, held))
     assert heard.opened is not None and heard.ended is not None and heard.ended.code == 0, heard.ended
     assert {position.port for position in heard.opened.needs} <= {port.name for port in served.description.accepts}
     for port, chunks in held.items():
@@ -156,13 +151,10 @@ def resume_of(served: ServedKind, held: Mapping[str, Sequence[chunk_pb2.Chunk]])
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="the models extra is not installed")
 async def test_the_times_of_words_keep_to_their_credit_and_are_not_sent_to_who_does_not_want_them(seed: int):
-    async with local_stage(family_logic("smol", "talker")) as server, stage_stub(server.address) as stub:
-        description = await stub.Describe(stage_pb2.DescribeRequest(), timeout=10)
+    async with stage_with(family_logic("smol", "talker")) as stage:
         text = [chunk_pb2.Chunk(port="text", count=4, last=True, text=chunk_pb2.TextChunk(text=SPOKEN, token_ids=[1, 2, 3, 4]))]
         plenty = {"features": 1 << 20}
-        caller = RunStream(stub)
-        await caller.send(open=open_of(description, {**plenty, "alignment": 1}))
-        await caller.opened()
+        caller = await stage.opened(credits={**plenty, "alignment": 1})
         await caller.send(chunk=text[0])
         await caller.until_silent()
         (first,) = caller.heard.of("alignment")
@@ -172,43 +164,16 @@ async def test_the_times_of_words_keep_to_their_credit_and_are_not_sent_to_who_d
         heard.check_whole(["features", "alignment"])
         spoken = [word for chunk in heard.of("alignment") for word in chunk.alignment.words]
         assert [SPOKEN[word.first_character :][: word.character_count] for word in spoken] == SPOKEN.split()
-        unwanted = await run_once(stub, open_of(description, plenty, unwanted=["alignment"]), text)
+        unwanted = await stage.run(text, credits=plenty, unwanted=["alignment"])
         unwanted.check_whole(["features"])
         assert content(unwanted, "features") == content(heard, "features")
         assert dict(unwanted.reports[0].output_items) == {"features": len(unwanted.rows("features")), "alignment": 0}
 
 
-@dataclass
-class ToyOfKind:
-    """The toy of a kind behind a real server."""
-
-    kind: str
-    stub: stage_pb2_grpc.StageServiceAsyncStub
-    description: stage_pb2.DescribeResponse
-
-    async def run(self, seed: int, prompt: str, inputs: Sequence[chunk_pb2.Chunk]) -> RunAnswer:
-        return await run_once(self.stub, open_of(self.description, params=params(self.kind, prompt), seed=seed), inputs)
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def toy(request: pytest.FixtureRequest) -> AsyncIterator[ToyOfKind]:
-    kind = request.param
-    async with local_stage(family_logic("toy", kind)) as server, stage_stub(server.address) as stub:
-        yield ToyOfKind(kind, stub, await stub.Describe(stage_pb2.DescribeRequest(), timeout=10))
-
-
-def random_cuts(total: int, source: random.Random) -> list[int]:
-    cuts = []
-    while total:
-        cuts.append(source.randint(1, min(total, 5)))
-        total -= cuts[-1]
-    return cuts
-
-
-@pytest.mark.parametrize("toy", ["thinker"], indirect=True)
 @pytest.mark.parametrize("prompt", ["hi", "What is the sum?", "\N{GRINNING FACE}\N{SLICE OF PIZZA}", "x" * 20_000])
-async def test_toy_thinker_says_the_formula(toy: ToyOfKind, prompt: str, seed: int):
-    heard = await toy.run(seed, prompt, [])
+async def test_toy_thinker_says_the_formula(prompt: str, seed: int):
+    async with stage_of("thinker") as stage:
+        heard = await stage.run(params=params("thinker", prompt), seed=seed)
     length = formulas.NATURAL_LENGTH
     tokens = [formulas.token(seed, prompt, n) for n in range(length)]
     assert heard.text() == formulas.text(seed, prompt, length)
@@ -217,18 +182,18 @@ async def test_toy_thinker_says_the_formula(toy: ToyOfKind, prompt: str, seed: i
     assert [chunk.text.finish_reason for chunk in heard.of("text")][-1] == chunk_pb2.FINISH_REASON_STOP
 
 
-@pytest.mark.parametrize("toy", ["code2wav"], indirect=True)
-async def test_toy_code2wav_sounds_like_the_formula(toy: ToyOfKind, seed: int):
+async def test_toy_code2wav_sounds_like_the_formula(seed: int):
     codes = np.random.default_rng(seed).integers(0, 1024, (100, formulas.CODEBOOKS), np.uint32)
-    heard = await toy.run(seed, "", code_chunks(codes, random_cuts(100, random.Random(seed))))
+    cuts = np.diff([0, *sorted(random.Random(seed).sample(range(1, 100), 30)), 100]).tolist()
+    async with stage_of("code2wav") as stage:
+        heard = await stage.run(code_chunks(codes, cuts))
     np.testing.assert_array_equal(heard.samples(), formulas.samples(codes)[:, 0] * 32768)
 
 
-@pytest.mark.parametrize("toy", ["diffusion"], indirect=True)
-async def test_toy_diffusion_draws_the_formula(toy: ToyOfKind, seed: int):
+async def test_toy_diffusion_draws_the_formula(seed: int):
     seed %= 1000
-    opening = open_of(toy.description, params=params("diffusion", "a hill", width=40, height=24, results=2, steps=7), seed=seed)
-    heard = await run_once(toy.stub, opening)
+    async with stage_of("diffusion") as stage:
+        heard = await stage.run(params=params("diffusion", "a hill", width=40, height=24, results=2, steps=7), seed=seed)
     heard.check_whole(["image", "progress"])
     pictures = [chunk.image for chunk in heard.of("image") if chunk.count]
     assert len(pictures) == 2
@@ -240,12 +205,10 @@ async def test_toy_diffusion_draws_the_formula(toy: ToyOfKind, seed: int):
     assert progress == list(range(1, 8))
 
 
-@pytest.mark.parametrize("toy", ["diffusion"], indirect=True)
-async def test_progress_without_credit_is_dropped_and_the_picture_still_comes(toy: ToyOfKind):
-    caller = RunStream(toy.stub)
-    await caller.send(open=open_of(toy.description, {"image": 8, "progress": 1}))
-    await caller.until(lambda heard: bool(heard.of("image")))
-    assert [chunk.progress.done for chunk in caller.heard.of("progress")] == [1]
-    await caller.send(credit=stage_pb2.Credit(port="progress", total=2))
-    heard = await caller.finish()
-    heard.check_whole(["image", "progress"])
+async def test_progress_without_credit_is_dropped_and_the_picture_still_comes():
+    async with stage_of("diffusion") as stage:
+        caller = await stage.begin(credits={"image": 8, "progress": 1})
+        await caller.until(lambda heard: bool(heard.of("image")))
+        assert [chunk.progress.done for chunk in caller.heard.of("progress")] == [1]
+        await caller.send(credit=stage_pb2.Credit(port="progress", total=2))
+        (await caller.finish()).check_whole(["image", "progress"])

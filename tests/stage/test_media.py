@@ -65,7 +65,7 @@ async def asked(*messages: stage_pb2.Message, **fields: object) -> TextRequest:
     return model.asked
 
 
-async def asked_to_draw(model: LookingFilmMaker | None = None, **fields: Any) -> DrawRequest:
+async def prepare_drawing(model: LookingFilmMaker | None = None, **fields: Any) -> DrawRequest:
     model = model or LookingFilmMaker(FilmOptions())
     request = stage_pb2.Open(params=params("diffusion", **{"prompt": "a hill", **fields}), seed=3, client="somebody")
     await DiffusionStage(model).prepare(request, Start())
@@ -102,7 +102,7 @@ async def test_a_media_type_is_the_same_in_capitals():
     picture, film = request.turns[0].parts
     assert picture == Media("image/png", b"xy") and film == Streamed("media0", "video/mp4", use_audio=True)
     assert (picture.kind, film.kind) == ("image", "video")
-    assert (await asked_to_draw(media_type="VIDEO/X-grey8")).media_type == "video/x-grey8"
+    assert (await prepare_drawing(media_type="VIDEO/X-grey8")).media_type == "video/x-grey8"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ async def test_a_media_type_is_the_same_in_capitals():
     ],
 )
 async def test_codecs_of_what_is_to_be_made_reach_the_model(said: str, asked: str):
-    assert (await asked_to_draw(media_type=said)).media_type == asked
+    assert (await prepare_drawing(media_type=said)).media_type == asked
 
 
 WRONG_CODECS = [f"video/mp4; {codecs}" for codecs in ('codecs=""', "codecs=", 'codecs="avc1', "rate=3")]
@@ -123,7 +123,7 @@ WRONG_CODECS = [f"video/mp4; {codecs}" for codecs in ('codecs=""', "codecs=", 'c
 @pytest.mark.parametrize("said", [*WRONG_CODECS, "video/mp4;", "video/; codecs=avc1", "; codecs=avc1"])
 async def test_other_parameters_of_it_are_refused(said: str):
     with refusal("diffusion.media_type"):
-        await asked_to_draw(media_type=said)
+        await prepare_drawing(media_type=said)
 
 
 async def test_a_ground_is_a_colour_and_is_for_what_is_seen():
@@ -133,7 +133,7 @@ async def test_a_ground_is_a_colour_and_is_for_what_is_seen():
     request = await asked(said_by("user", *parts, media(b"x")))
     colours = [(30, 200, 90), (30, 200, 90), (0, 0, 0), None]
     assert [getattr(part, "background", "none at all") for part in request.turns[0].parts] == colours
-    assert (await asked_to_draw(images=shown[:1])).images[0].background == (30, 200, 90)
+    assert (await prepare_drawing(images=shown[:1])).images[0].background == (30, 200, 90)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ async def test_a_ground_that_is_no_colour_is_refused_by_field(background: str):
         with refusal(f"{field}.background", "must be a colour as #rrggbb, such as #ffffff for white"):
             await asked(said_by("user", part))
     with refusal("diffusion.images.background"):
-        await asked_to_draw(images=[shown])
+        await prepare_drawing(images=[shown])
 
 
 async def test_a_sound_has_no_ground():
@@ -214,7 +214,7 @@ async def test_a_model_that_takes_text_says_so_of_everything_else():
 async def test_everything_of_a_drawing_request_reaches_the_model():
     image, mask = (stage_pb2.Media(data=data, media_type="image/png") for data in (b"xy", b"m"))
     control = stage_pb2.Media(data=b"c", media_type="image/webp")
-    alike = {
+    alike: dict[str, Any] = {
         "prompt": "a hill",
         "negative_prompt": "fog",
         "width": 64,
@@ -229,8 +229,8 @@ async def test_everything_of_a_drawing_request_reaches_the_model():
         "strength": 0.7,
         "options": {"eta": "0.5"},
     }
-    media = {"images": [image], "mask_image": mask, "control_image": control}
-    assert await asked_to_draw(**alike, **media, duration_s=1.5, sigmas=[1.0, 0.7]) == DrawRequest(
+    media: dict[str, Any] = {"images": [image], "mask_image": mask, "control_image": control}
+    assert await prepare_drawing(**alike, **media, duration_s=1.5, sigmas=[1.0, 0.7]) == DrawRequest(
         seed=3,
         client="somebody",
         seconds=1.5,
@@ -238,15 +238,15 @@ async def test_everything_of_a_drawing_request_reaches_the_model():
         images=(Media("image/png", b"xy"),),
         mask_image=Media("image/png", b"m"),
         control_image=Media("image/webp", b"c"),
-        **alike,  # type: ignore[arg-type]
+        **alike,
     )
-    assert await asked_to_draw() == DrawRequest(seed=3, client="somebody", prompt="a hill"), "what is not said is the model's own"
+    assert await prepare_drawing() == DrawRequest(seed=3, client="somebody", prompt="a hill"), "what is not said is the model's own"
 
 
 @pytest.mark.parametrize("sigmas", [[1.0, 1 - 1e-12], [1.0, 1e-50], [1e-7], [1e7, 1.0], [float("nan")], [0.5, 1.0]])
 async def test_sigmas_that_are_none_in_float32_do_not_reach_the_model(sigmas: list[float]):
     model = LookingFilmMaker(FilmOptions())
     with refusal("diffusion.sigmas"):
-        await asked_to_draw(model, sigmas=sigmas)
+        await prepare_drawing(model, sigmas=sigmas)
     assert not hasattr(model, "asked")
-    assert (await asked_to_draw(sigmas=[1.0, 1e-6])).sigmas == (1.0, 1e-6)
+    assert (await prepare_drawing(sigmas=[1.0, 1e-6])).sigmas == (1.0, 1e-6)

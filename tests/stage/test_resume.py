@@ -286,9 +286,7 @@ def test_a_port_that_ended_is_known():
     assert ended.ended == {"codes"} and ended.start({}).ended == {"codes"} and ended.writer("codes").ended
 
 
-@given(
-    pieces=st.lists(st.tuples(st.sampled_from(PAYLOADS), st.integers(0, 4), st.sampled_from([False] * 4 + [True])), max_size=30),
-)
+@given(pieces=st.lists(st.tuples(st.sampled_from(PAYLOADS), st.integers(0, 4), st.sampled_from([False] * 4 + [True])), max_size=30))
 def test_whatever_a_link_holds_is_taken(pieces: Sequence[tuple[str, int, bool]]) -> None:
     """From the Thinker's caller to the Thinker, and from there, when it fails alone, to the Talker."""
     account = OutputAccount(PAYLOADS, ("text", "codes"))

@@ -209,9 +209,6 @@ async def test_a_caller_that_never_reads_holds_nothing_for_longer_than_the_hands
         assert 0 < len(caller.heard.of("audio")) < 76
 
 
-# Remains ------------------------------------------------------------------------------------------------------------------------------
-
-
 async def test_an_error_that_was_told_and_what_it_came_through_are_freed_at_once():
     """The cases: bad params, a bad message, and an input that ends too early. All is freed although the collector rests, as it does in a
     server for hundreds of requests."""

@@ -103,7 +103,7 @@ HERE = "127.0.0.1:1"
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
 )
-async def test_open_is_checked(fields: dict[str, object], field: str):
+async def test_open_is_checked(fields: dict[str, Any], field: str):
     async with stage_of("talker") as stage:
         assert (await stage.refuse("BAD_REQUEST", **fields)).metadata["field"] == field
 
@@ -116,7 +116,7 @@ async def test_open_is_checked(fields: dict[str, object], field: str):
         ({"revision": "other"}, "REVISION_MISMATCH", PRECONDITION),
     ],
 )
-async def test_a_stage_opens_what_is_for_its_model(fields: dict[str, object], reason: str, code: grpc.StatusCode):
+async def test_a_stage_opens_what_is_for_its_model(fields: dict[str, Any], reason: str, code: grpc.StatusCode):
     async with stage_of("talker") as stage:
         assert "field" not in (await stage.refuse(reason, code, **fields)).metadata
 
@@ -223,8 +223,8 @@ async def test_a_tensor_in_parts_counts_once():
     parts = []
     for seq, (part, offset, count) in enumerate([(data[:400], 0, 0), (data[400:], 400, len(ROWS))]):
         inline = tensor_pb2.InlinePart(data=part, offset=offset, total_bytes=len(data))
-        whole = tensor_pb2.Tensor(element_type=tensor_pb2.ELEMENT_TYPE_FLOAT32, shape=ROWS.shape, inline=inline)
-        parts.append(chunk_pb2.Chunk(port="hidden", seq=seq, first=0, count=count, last=seq == 1, tensor=whole))
+        rows = tensor_pb2.Tensor(element_type=tensor_pb2.ELEMENT_TYPE_FLOAT32, shape=ROWS.shape, inline=inline)
+        parts.append(chunk_pb2.Chunk(port="hidden", seq=seq, first=0, count=count, last=seq == 1, tensor=rows))
     async with stage_of("talker") as stage:
         heard = await stage.run(parts)
         np.testing.assert_array_equal(heard.codes(), formulas.frames(ROWS))
@@ -293,7 +293,7 @@ async def test_what_nobody_wants_of_the_hops_behind_and_who_asks_is_passed_on():
     ],
     ids=["no port of this stage", "a checkpoint", "what the next hop takes", "too long a name"],
 )
-async def test_what_cannot_be_unwanted_is_refused_and_the_next_session_works(fields: dict[str, object], field: str):
+async def test_what_cannot_be_unwanted_is_refused_and_the_next_session_works(fields: dict[str, Any], field: str):
     async with stage_of("thinker") as stage:
         assert (await stage.refuse("BAD_REQUEST", **fields)).metadata["field"] == field
 
@@ -337,9 +337,9 @@ async def test_an_interrupted_text_says_so_whatever_its_port_is_called():
 async def test_an_answer_is_timed_and_gone_on_with_whatever_the_port_of_its_text_is_called(seed: int):
     logic = ThinkerStage(SayingWords(ToyOptions(max_chunk=3)))
     pipeline = load_pipeline("toy").model_copy(update={"name": "mine", "outputs": ("words", "audio")})
-    async with router_and_stages(toy_chain(None, logic), pipeline) as standing:
+    async with router_and_stages(toy_chain(None, logic), pipeline) as stack:
         asked = request("Say it.", seed, model="mine")
-        whole = await ask(standing.stub, asked)
+        whole = await ask(stack.stub, asked)
         whole.check_whole()
         assert whole.started is not None and whole.usage is not None
         assert words(whole) == formulas.text(seed, "Say it.", formulas.NATURAL_LENGTH)
@@ -351,6 +351,6 @@ async def test_an_answer_is_timed_and_gone_on_with_whatever_the_port_of_its_text
         had = whole.of("words")[:3]
         for chunk in had:
             received.take(chunk)
-        rest = await ask(standing.stub, received.request(asked))
+        rest = await ask(stack.stub, received.request(asked))
         assert rest.of("words")[0].first == sum(chunk.count for chunk in had)
         assert "".join(chunk.text.text for chunk in had) + words(rest) == words(whole)

@@ -47,8 +47,8 @@ async def test_the_router_carries_what_its_stages_chose() -> None:
     logics = toy_chain()
     for kind, logic in zip(CHAIN, logics, strict=True):
         logic.description.settings["device"] = f"that of the {kind}"
-    async with router_and_stages(logics) as standing:
-        replicas = (await standing.stub.ListReplicas(omni_pb2.ListReplicasRequest())).replicas
+    async with router_and_stages(logics) as stack:
+        replicas = (await stack.stub.ListReplicas(omni_pb2.ListReplicasRequest())).replicas
     assert [replica.settings["device"] for replica in replicas] == [f"that of the {kind}" for kind in CHAIN]
 
 
@@ -109,9 +109,6 @@ def test_a_pattern_is_refused_with_what_to_write_instead(entry: str):
 def test_what_is_no_address_is_no_entry(entry: str):
     with pytest.raises(ValueError, match=r"dns:///NAME:PORT stands for all addresses|no possible port"):
         AllowList([entry])
-
-
-# Names ---------------------------------------------------------------------------------------------------------------------------------
 
 
 class ZoneOfAnswers:

@@ -18,7 +18,6 @@ def omni_family(request: pytest.FixtureRequest) -> OmniFamily:
 @pytest.fixture(scope="module")
 def omni_folder(tmp_path_factory: pytest.TempPathFactory, omni_family: OmniFamily) -> Path:
     """Its checkpoint with random weights, which nobody may write to."""
-    from helpers.omni_checkpoint import omni_checkpoint  # here, since most tests need no torch
-    from helpers.qwen3_checkpoint import shared_checkpoint
+    from helpers.checkpoints import omni_checkpoint, shared_checkpoint  # here, since most tests need no torch
 
     return (omni_checkpoint if omni_family.name == "qwen2_5_omni" else shared_checkpoint)(tmp_path_factory)

@@ -23,7 +23,7 @@ import pytest
 
 from benchmarks.asr import recognise, recogniser, word_error_rate
 from helpers import daemon as daemons
-from helpers import images, lengths
+from helpers import lengths
 from helpers.daemon import Daemon, Machine, compose_program, processes_in
 
 # Beside other tests, though it looks at the whole machine: what the daemon could change there is changed by no other test.
@@ -139,14 +139,14 @@ class Asker:
 
 @pytest.fixture(scope="module", params=[pytest.param(READY, id="short"), pytest.param(BASE, id="long", marks=pytest.mark.long)])
 def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
-    if reason := daemons.obstacle() or images.obstacle():
+    if reason := daemons.obstacle():
         pytest.skip(reason)
     before = Machine.now(CONTAINER_USER)
     base = request.param
-    if base == READY and (reason := images.missing_environment()):
+    if base == READY and (reason := daemons.missing_environment()):
         print(f"all is installed from wheels: {reason}")
         base = BASE
-    with images.kept() if base == READY else nullcontext() as kept:
+    with daemons.kept() if base == READY else nullcontext() as kept:
         daemon = Daemon(kept)
         try:
             daemon.start()
@@ -179,10 +179,10 @@ def import_bases(daemon: Daemon, base: str, wheels: Path) -> None:
     wanted = {BASE, base}
     if wanted <= {*daemon.docker("images", "--format", "{{.Repository}}").split()}:
         return
-    images.download(wheels, extras=images.ROUTER_EXTRAS if base == READY else images.EXTRAS)
+    daemons.download(wheels, extras=daemons.ROUTER_EXTRAS if base == READY else daemons.EXTRAS)
     for name in sorted(wanted):
-        daemon.import_image(name, partial(images.write_image, environment=name == READY), IMPORT_TIMEOUT_S)
-        daemon.lay(name, images.files(wheels, environment=name == READY))
+        daemon.import_image(name, partial(daemons.write_image, environment=name == READY), IMPORT_TIMEOUT_S)
+        daemon.lay(name, daemons.files(wheels, environment=name == READY))
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +216,7 @@ for name in (host, "evil.example"):
 
 @lengths.long_form(
     "gateway/test_chat.py::test_text_and_samples_are_those_over_grpc",
-    "gateway/test_guard.py::test_other_names_do_not_so_no_name_can_be_bound_to_this_address",
+    "gateway/test_guard.py::test_names_of_this_machine_alone_lead_here_so_no_name_can_be_bound_to_this_address",
     unkept="The gateway of the compose file answers at its published port.",
 )
 def test_a_question_over_http_is_answered_as_over_grpc(stack: Containers) -> None:

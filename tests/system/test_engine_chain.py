@@ -1,9 +1,9 @@
-"""A Thinker that sees and a Talker that starves, both on the real engine, as real processes: text and speech are the closed formula, alone
-and beside others, whoever is lost on the way."""
+"""A Thinker that sees and a Talker that starves, both on the real engine, as real processes: text and speech are the closed formula,
+whoever is lost on the way."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -23,17 +23,13 @@ from omnistage.v1 import omni_pb2
 pytestmark = lengths.long_form(
     "models/test_arithmetic_models.py::test_text_prompt_rows_and_reply_rows_are_those_of_the_engine",
     "models/test_arithmetic_models.py::test_speech_starves_until_its_next_row_comes",
-    "models/contract/test_contract.py::test_contract_of_a_slow_model",
     "router/test_omni_chain.py::test_a_stage_that_is_lost_in_mid_speech_leaves_no_gap",
-    "system/test_lost_router.py::test_the_rest_of_an_answer_comes_from_the_next_router",
     "engine/test_engine.py::test_prompts_that_begin_alike_share_pages",
     "router/test_sharing.py::test_two_keys_share_no_prompts_that_were_computed_and_no_key_is_told",
 )
 
 TOKENS = 150
-Moment = Callable[[WholeAnswer], bool]
-
-MOMENTS: dict[str, Moment] = {"as it begins": begun, "in speech": audio_chunks(2), "late": text_chunks(60)}
+MOMENTS = {"as it begins": begun, "in speech": audio_chunks(2), "late": text_chunks(60)}
 
 SEEN = ("What is ", PICTURE, " and ")
 

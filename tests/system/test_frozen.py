@@ -133,7 +133,7 @@ async def test_an_idle_frozen_replica_fails_no_request_and_is_not_chosen_twice(t
 
 @lengths.long_form(
     "system/test_frozen.py::test_a_frozen_replica_is_left_and_the_answer_goes_on",
-    "router/test_silent_behind.py::test_what_is_found_silent_when_a_stage_is_replaced_in_mid_answer",
+    "router/test_placement.py::test_what_is_found_silent_when_a_stage_is_replaced_in_mid_answer",
 )
 async def test_a_stopped_and_a_hung_replica_at_once(toys: Fleet, seed: int) -> None:
     """Two of three stages, in the middle of the same answer."""

@@ -54,7 +54,7 @@ def fails_to_start(folder: Path, module: str, *flags: str) -> NotReady:
 
 def ready_line(server: ServerProcess) -> dict[str, Any]:
     """The line of its log that says the same as the line that it prints."""
-    lines = [json.loads(line) for line in server.log().splitlines() if line.startswith("{")]
+    lines: list[dict[str, Any]] = [json.loads(line) for line in server.log().splitlines() if line.startswith("{")]
     (ready,) = [line for line in lines if line["event"] == "server.ready"]
     return ready
 

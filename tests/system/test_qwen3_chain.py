@@ -1,5 +1,4 @@
-"""Qwen3-Omni as real processes, two Talkers and two Code2Wavs for one Thinker: what Transformers says and makes heard for questions of all
-kinds, speakers who share them, and one talk over HTTP."""
+"""Qwen3-Omni as real processes, two Talkers and two Code2Wavs for one Thinker: speakers who share them, and one talk over HTTP."""
 
 from __future__ import annotations
 
@@ -27,9 +26,6 @@ from omnistage.client.files import to_pcm16
 
 pytestmark = [
     lengths.long_form(
-        "system/test_omni_speech.py::test_text_codes_and_sound_are_those_of_transformers",
-        "models/qwen3_omni/test_talker.py::test_greedy_frames_are_those_of_transformers",
-        "models/qwen3_omni/test_causal_code2wav.py::test_every_profile_is_the_sound_of_transformers",
         "router/test_placement.py::test_a_burst_between_two_reports_is_spread",
         "system/test_lost_router.py::test_the_rest_of_an_answer_comes_from_the_next_router",
         "gateway/test_chat.py::test_text_and_samples_are_those_over_grpc",

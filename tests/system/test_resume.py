@@ -58,7 +58,7 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 @lengths.one_or_all("moment", MOMENTS)
 @pytest.mark.parametrize("kind", CHAIN)
 async def test_a_stage_is_killed(toys: Fleet, kind: str, moment: str, seed: int) -> None:
-    moment, lost = lengths.draw(moment, MOMENTS, seed), []
+    moment, lost = lengths.draw(moment, MOMENTS, seed), list[str]()
 
     async with disturbed(toys) as stub:
         answer = await ask_through(stub, request("hello", seed, thinker=LONG), kill_when(MOMENTS[moment], toys, kind, lost))

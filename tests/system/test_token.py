@@ -101,7 +101,7 @@ async def test_stages_and_a_router_with_one_token_answer(tmp_path: Path, monkeyp
 
 
 @lengths.long_form(
-    "cli/test_layouts.py::test_a_server_reads_the_token_that_the_launcher_makes",
+    "cli/test_layouts.py::test_a_new_token_is_one_that_a_server_reads_and_the_key_of_a_client_is_not_for_servers",
     "stage/test_token.py::test_a_call_without_the_token_is_refused_with_a_typed_error",
     "system/test_token.py::test_stages_and_a_router_with_one_token_answer",
     unkept="The token that the launcher makes is on no command line.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -262,42 +262,26 @@ async def test_a_killed_stage_is_an_event_where_it_was_replaced(tmp_path: Path, 
 
 @lengths.long_form(
     "host/test_tracing.py::test_a_collector_that_does_not_answer_stops_nobody_and_fills_nothing",
-    unkept="A process gives up its spans at its end, and says so.",
+    unkept="A process gives up its spans at its end, or finds no collector, and says so.",
 )
-async def test_processes_end_although_their_collector_never_answers(tmp_path: Path) -> None:
-    """Without an error, and by themselves: the log says that spans were given up."""
+@pytest.mark.parametrize("is_there", [True, False], ids=["never answers", "not there"])
+async def test_a_collector_of_no_use_is_told_and_does_no_harm(tmp_path: Path, is_there: bool) -> None:
+    """Processes answer, and end without an error and by themselves."""
     with collector(silent=True) as spans:
-        with traced(tmp_path, spans.url) as running:
+        url = spans.url if is_there else f"http://{take_address()}"
+        with traced(tmp_path, url) as running:
             async with omni_stub(running.address) as stub:
-                (await ask(stub, request("hello", 3))).check_toy(3, "hello")
-        for server in running.processes():
-            (line,) = lines(server, "tracing.cut")
-            assert (line["level"], line["collector"]) == ("warning", spans.url)
-            _check_no_tracebacks(server)
-        assert spans.asked.is_set() and not spans.spans
-
-
-@lengths.long_form(
-    "host/test_tracing.py::test_a_collector_that_does_not_answer_stops_nobody_and_fills_nothing",
-    unkept="The log of each process tells that there is no collector.",
-)
-async def test_a_collector_that_is_not_there_is_told_and_does_no_harm(tmp_path: Path) -> None:
-    with traced(tmp_path, f"http://{take_address()}") as running:
-        async with omni_stub(running.address) as stub:
-            for _ in range(3):
-                (await ask(stub, request("hello", 3))).check_toy(3, "hello")
+                for _ in range(3):
+                    (await ask(stub, request("hello", 3))).check_toy(3, "hello")
+        assert spans.asked.is_set() is is_there and not spans.spans
     for server in running.processes():
-        _check_no_tracebacks(server)
-        assert [line["event"] for line in _warnings(server) if "traces" in line["event"] or line["event"] == "tracing.cut"]
-
-
-def _warnings(server: ServerProcess) -> Sequence[Mapping[str, Any]]:
-    logged = [json.loads(line) for line in server.log().splitlines()]
-    return [line for line in logged if line["level"] not in ("info", "debug")]
-
-
-def _check_no_tracebacks(server: ServerProcess) -> None:
-    assert [line for line in _warnings(server) if "exception" in line] == []
+        warnings = [line for line in map(json.loads, server.log().splitlines()) if line["level"] not in ("info", "debug")]
+        assert [line for line in warnings if "exception" in line] == []
+        if is_there:
+            (line,) = lines(server, "tracing.cut")
+            assert (line["level"], line["collector"]) == ("warning", url)
+        else:
+            assert [line for line in warnings if "traces" in line["event"] or line["event"] == "tracing.cut"]
 
 
 # The cost of tracing that is off ---------------------------------------------------------------------------------------------------------

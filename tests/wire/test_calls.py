@@ -32,6 +32,8 @@ from omnistage.wire.channel import ConnectionWatch, client_options, connect, ser
 from omnistage.wire.errors import StageError
 from omnistage.wire.token import Token
 
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
+
 
 class Leaving(grpc.aio.ServerInterceptor):
     """From their write number `last` on, writes of calls of a method raise `error`; other calls are as they are. left: so many did."""
@@ -40,9 +42,7 @@ class Leaving(grpc.aio.ServerInterceptor):
         self._method, self._last, self.error = method, last, error
         self.left = 0
 
-    async def intercept_service(
-        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
-    ) -> Any:
+    async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Any:
         handler = await continuation(details)
         if not details.method.endswith(f"/{self._method}"):
             return handler
@@ -137,12 +137,7 @@ async def _begin_and_give_up(context: grpc.aio.ServicerContext[Any, Any], turns:
     await asyncio.wait({writing})
 
 
-ENDS = {
-    "error": grpc.StatusCode.INVALID_ARGUMENT,
-    "bug": grpc.StatusCode.UNKNOWN,
-    "return": grpc.StatusCode.OK,
-    "write": grpc.StatusCode.OK,
-}
+ENDS = {"error": grpc.StatusCode.INVALID_ARGUMENT, "bug": grpc.StatusCode.UNKNOWN, **dict.fromkeys(("return", "write"), grpc.StatusCode.OK)}
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -175,9 +170,7 @@ class _Ending(grpc.aio.ServerInterceptor):
     def __init__(self) -> None:
         self.ended = asyncio.Event()
 
-    async def intercept_service(
-        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
-    ) -> Any:
+    async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Any:
         handler = await continuation(details)
 
         async def serve(requests: object, context: object) -> None:
@@ -416,10 +409,8 @@ async def test_where_there_is_none_it_is_lost() -> None:
 async def test_a_new_channel_does_not_wait_out_the_backoff_of_an_older_one() -> None:
     """If an address was forgotten and is asked again, it is tried at once, whatever happened to an earlier channel there."""
     address = take_address()
-    async with (
-        grpc.aio.insecure_channel(address, options=client_options()) as before,
-        grpc.aio.insecure_channel(address, options=client_options()) as after,
-    ):
+    before, after = (grpc.aio.insecure_channel(address, options=client_options()) for _ in range(2))
+    async with before, after:
         state = before.get_state(try_to_connect=True)
         while state is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
             await before.wait_for_state_change(state)

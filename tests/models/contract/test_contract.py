@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,7 +117,7 @@ NARROW.codes.codebook_count, WITHOUT.codes.codebook_count = 2, 0
     ],
 )
 async def test_a_history_that_does_not_fit_is_refused_before_anything_is_computed(
-    kind: str, start: Start, fields: dict[str, object], text: str
+    kind: str, start: Start, fields: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(StageError, match=text) as refused:
         await toy_logic(kind).prepare(stage_pb2.Open(params=params(kind, **fields)), start)

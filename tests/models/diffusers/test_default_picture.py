@@ -61,7 +61,7 @@ async def test_words_that_were_never_said_in_training_are_no_error(model: DrawnM
 
 
 @lengths.long_form(
-    "models/diffusers/test_model.py::test_eight_of_two_sizes_in_words_and_guidance_of_their_own_draw_at_once",
+    "models/diffusers/test_model.py::test_eight_in_words_and_guidance_of_their_own_draw_at_once_what_they_draw_alone",
     "models/diffusers/test_vocabulary.py::test_another_size_than_its_own_is_told",
     unkept="the default model draws in other sizes than its own",
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import io
 import json
 import shutil
 from collections.abc import Sequence
@@ -13,19 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 from PIL import Image
 
 from helpers import lengths
-from helpers.artists import EDITING, draw, model_of, pixels_of
+from helpers.artists import EDITING, draw, model_of, pixels_of, published, saved
 from helpers.drawings import checkpoint, writable
 from helpers.painting import SMALL_AREA, Pixels, pair, picture
 from helpers.stable_diffusion import stable_diffusion
 from helpers.waiting import until_collected
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers import model as model_module
-from omnistage.models.diffusers.folder import load_pipeline
 from omnistage.models.diffusers.pictures import parameters
 from omnistage.models.interface import BadRequest, DrawRequest, Full
 
@@ -34,17 +31,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't
 EDITORS = ("qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered", "longcat-image-edit")
 BACKGROUND = (30, 200, 90)
 CLOSE = 1e-5
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-def png(pixels: Pixels) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG", compress_level=1)
-    return file.getvalue()
 
 
 def request(images: Sequence[bytes], background: tuple[int, int, int] | None = None, **asked: Any) -> DrawRequest:
@@ -64,7 +50,7 @@ async def test_a_photo_of_any_size_is_resized_once_as_the_pipeline_does_it(name:
     latents, _ = both.published(plan)
     expected = both.painter.grids(latents, plan).permute(0, 2, 3, 1).flatten(0, 2).float().numpy()
     async with model_of(checkpoint(name), **EDITING) as editor:
-        made = (await draw(editor, "bluer", images=tuple(map(png, images)), ports={"latents": 0}, **asked)).rows("latents")
+        made = (await draw(editor, "bluer", images=tuple(map(saved, images)), ports={"latents": 0}, **asked)).rows("latents")
     assert made.shape == expected.shape
     assert np.abs(made - expected).max() <= CLOSE * np.abs(expected).max()
 
@@ -91,7 +77,7 @@ async def test_what_is_transparent_lies_on_white_or_on_what_is_asked_for(name: s
     async with model_of(checkpoint(name), **EDITING) as editor:
 
         async def drawn(image: Pixels, background: tuple[int, int, int] | None = None) -> NDArray[np.generic]:
-            drawing = await draw(editor, "bluer", images=(png(image),), backgrounds=(background,), seed=seed, ports={"latents": 0})
+            drawing = await draw(editor, "bluer", images=(saved(image),), backgrounds=(background,), seed=seed, ports={"latents": 0})
             return drawing.rows("latents")
 
         on_none, on_white, on_green = [await drawn(clear, each) for each in (None, (255, 255, 255), BACKGROUND)]
@@ -103,7 +89,7 @@ async def test_what_is_transparent_lies_on_white_or_on_what_is_asked_for(name: s
 
 @pytest.mark.parametrize("name", ["qwen-image-edit", "qwen-image-edit-plus"])
 async def test_a_side_alone_keeps_the_shape_of_the_last_picture(name: str, seed: int) -> None:
-    wide, square = png(picture(seed, 60, 120)), png(picture(seed, 80, 80))
+    wide, square = saved(picture(seed, 60, 120)), saved(picture(seed, 80, 80))
     images = (square, wide) if name.endswith("plus") else (wide,)
     async with model_of(checkpoint(name), **EDITING) as editor:
         for width, height, size in ((96, 0, (96, 48)), (0, 96, (192, 96)), (32, 0, (32, 16)), (64, 64, (64, 64))):
@@ -114,7 +100,7 @@ async def test_a_side_alone_keeps_the_shape_of_the_last_picture(name: str, seed:
 
 
 async def test_a_picture_says_what_it_was_drawn_from_and_on_which_ground(seed: int) -> None:
-    files = [png(picture(seed + n, 60, 90)) for n in range(2)]
+    files = [saved(picture(seed + n, 60, 90)) for n in range(2)]
     media = tuple(Media("image/png", file, background=ground) for file, ground in zip(files, (None, BACKGROUND), strict=True))
     async with model_of(checkpoint("qwen-image-edit-plus"), **EDITING) as editor:
         named = await editor.prepare(DrawRequest(seed=0, prompt="bluer", images=media))
@@ -125,7 +111,7 @@ async def test_a_picture_says_what_it_was_drawn_from_and_on_which_ground(seed: i
 
 
 async def test_pictures_that_wait_are_bounded_and_let_go(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    image = png(picture(seed, 300, 300))
+    image = saved(picture(seed, 300, 300))
     async with model_of(checkpoint("qwen-image-edit"), **EDITING) as editor:
         monkeypatch.setattr(model_module, "HELD_BYTES", 2 * 4 * SMALL_AREA)
         waiting = [await editor.prepare(request([image])) for _ in range(2)]
@@ -151,24 +137,21 @@ async def test_a_pipeline_by_whole_calls_gets_a_picture_as_it_was_sent(tmp_path:
     scheduler = folder / "scheduler" / "scheduler_config.json"
     scheduler.write_text(json.dumps(json.loads(scheduler.read_text()) | {"shift_terminal": None}))  # The pipeline divides by zero else.
     async with model_of(folder, **EDITING) as whole:
-        made = await draw(whole, "bluer", images=(png(image),), width=96, height=64, seed=seed, guidance_scale=1.0)
-        plan = await whole.prepare(request((png(image),), width=80))
+        made = await draw(whole, "bluer", images=(saved(image),), width=96, height=64, seed=seed, guidance_scale=1.0)
+        plan = await whole.prepare(request((saved(image),), width=80))
         assert (plan.width, plan.height) == (80, 64)
         clear = image.copy()
         clear[..., 3] = 0
-        (given,) = (await whole.prepare(request((png(clear),), BACKGROUND))).images
+        (given,) = (await whole.prepare(request((saved(clear),), BACKGROUND))).images
         assert given.resized[0].getcolors() == [(400 * 500, BACKGROUND)]
-    pipe: Any = load_pipeline(folder, torch.float32)
-    pipe.set_progress_bar_config(disable=True)
     said = {"width": 96, "height": 64, "num_inference_steps": 3, "true_cfg_scale": 1.0}
-    generator = torch.Generator().manual_seed(seed)
-    published = pipe("bluer", image=Image.fromarray(image).convert("RGB"), generator=generator, **said).images[0]
-    assert np.abs(made.pixels[0] - np.asarray(published).astype(int)).max() <= 1
+    expected = published(folder, seed, "bluer", image=Image.fromarray(image).convert("RGB"), **said)
+    assert np.abs(made.pixels[0] - expected.astype(int)).max() <= 1
 
 
 async def test_a_pipeline_that_draws_in_the_size_of_its_picture_gets_no_larger_one_than_it_may(tmp_path: Path, seed: int) -> None:
     folder = changed(Path(shutil.copytree(stable_diffusion(), tmp_path / "s")), "StableDiffusionImg2ImgPipeline")
     async with model_of(folder, steps=3, condition_area=64 * 64) as whole:
-        small, large = [await draw(whole, "a dog", images=(png(picture(seed, *size)),)) for size in ((64, 80), (320, 320))]
+        small, large = [await draw(whole, "a dog", images=(saved(picture(seed, *size)),)) for size in ((64, 80), (320, 320))]
     assert pixels_of(small.pictures[0].data).shape == (64, 80, 3)
     assert pixels_of(large.pictures[0].data).shape == (128, 128, 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -13,20 +14,32 @@ import pytest
 from numpy.typing import NDArray
 
 from helpers import lengths
-from helpers.artists import PiecesOfDrawing, draw, model_of
+from helpers.artists import PiecesOfDrawing, check_refused, draw, model_of
 from helpers.drawings import checkpoint
 from helpers.moving import FILM_SIDE, frames_of
 from omnistage.models.diffusers.films import Clips
-from omnistage.models.diffusers.model import StepDrawing
+from omnistage.models.diffusers.model import DrawnModel, StepDrawing
 from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan, plan_drawing
-from omnistage.models.interface import MAX_CLIP_BYTES, BadRequest, Clip, DrawRequest, Failed, TensorRows, no_inputs
+from omnistage.models.interface import MAX_CLIP_BYTES, Clip, DrawRequest, Failed, TensorRows, no_inputs
 
 FILM = {"width": FILM_SIDE, "height": FILM_SIDE, "steps": 2, "max_pixels": 1 << 16}
 AVC = 'video/mp4; codecs="avc1"'
 
 
+@pytest.fixture
+async def model() -> AsyncIterator[DrawnModel[Any]]:
+    async with model_of(checkpoint("wan2.2-t2v"), **FILM) as loaded:
+        yield loaded
+
+
 def clips_of(drawing: PiecesOfDrawing) -> list[Clip]:
     return [piece for piece in drawing.pieces if isinstance(piece, Clip)]
+
+
+def check_near(frames: Sequence[NDArray[np.generic]], pixels: NDArray[np.generic]) -> None:
+    """The colours of each frame are those that were drawn: a file keeps no exact pixels."""
+    for frame, expected in zip(frames, pixels, strict=True):
+        assert np.abs(frame.mean((0, 1)) - expected.mean((0, 1))).max() < 4
 
 
 def film_plan(frames: int, media_type: str = "") -> DrawingPlan:
@@ -41,38 +54,33 @@ def film_plan(frames: int, media_type: str = "") -> DrawingPlan:
     ("asked", "told", "codec"),
     [("", "video/webm", "vp9"), ("video/webm", "video/webm", "vp9"), ("video/mp4", "video/mp4", "vp09."), (AVC, "video/mp4", "avc1.")],
 )
-async def test_a_film_has_the_form_that_was_asked_for(asked: str, told: str, codec: str, seed: int) -> None:
-    async with model_of(checkpoint("wan2.2-t2v"), **FILM) as model:
-        ports = {"video": 0, "pixels": 0}
-        drawing = await draw(model, "a dog", ports=ports, seed=seed, frames=9, frames_per_second=12.5, media_type=asked)
-        clips = clips_of(drawing)
-        assert {clip.media_type for clip in clips} == {told} and all(clip.codecs.startswith(codec) for clip in clips)
-        frames, rate_hz = frames_of(b"".join(clip.data for clip in clips))
-        pixels = drawing.rows("pixels").reshape(9, FILM_SIDE, FILM_SIDE, 3)
-        assert len(frames) == 9 and rate_hz == 12.5
-        for frame, expected in zip(frames, pixels, strict=True):
-            assert np.abs(frame.mean((0, 1)) - expected.mean((0, 1))).max() < 4
+async def test_a_film_has_the_form_that_was_asked_for(model: DrawnModel[Any], asked: str, told: str, codec: str, seed: int) -> None:
+    ports = {"video": 0, "pixels": 0}
+    drawing = await draw(model, "a dog", ports=ports, seed=seed, frames=9, frames_per_second=12.5, media_type=asked)
+    clips = clips_of(drawing)
+    assert {clip.media_type for clip in clips} == {told} and all(clip.codecs.startswith(codec) for clip in clips)
+    frames, rate_hz = frames_of(b"".join(clip.data for clip in clips))
+    pixels = drawing.rows("pixels").reshape(9, FILM_SIDE, FILM_SIDE, 3)
+    assert len(frames) == 9 and rate_hz == 12.5
+    check_near(frames, pixels)
 
 
 @lengths.drawn_cells(1, "asked", ["", "video/mp4", AVC])
-async def test_pixels_and_bytes_of_a_frame_leave_before_the_next_is_encoded(asked: str, seed: int) -> None:
-    async with model_of(checkpoint("wan2.2-t2v"), **FILM) as model:
-        pieces = (await draw(model, "a dog", ports={"video": 0, "pixels": 0}, seed=seed, frames=9, media_type=asked)).pieces
-        assert [type(piece) for piece in pieces] == [TensorRows, Clip] * 9
-        assert [piece.frames for piece in pieces if isinstance(piece, Clip)] == [1] * 9
+async def test_pixels_and_bytes_of_a_frame_leave_before_the_next_is_encoded(model: DrawnModel[Any], asked: str, seed: int) -> None:
+    pieces = (await draw(model, "a dog", ports={"video": 0, "pixels": 0}, seed=seed, frames=9, media_type=asked)).pieces
+    assert [type(piece) for piece in pieces] == [TensorRows, Clip] * 9
+    assert [piece.frames for piece in pieces if isinstance(piece, Clip)] == [1] * 9
 
 
 @lengths.drawn_cells(1, "asked", ["", "video/mp4", AVC])
-async def test_who_has_some_of_a_film_gets_the_rest_of_its_file(asked: str, seed: int) -> None:
-    async with model_of(checkpoint("wan2.2-t2v"), **FILM) as model:
-        drawing = await draw(model, "a dog", ports={"video": 0, "pixels": 0}, seed=seed, frames=9, media_type=asked)
-        whole, pixels = clips_of(drawing), drawing.rows("pixels").reshape(9, FILM_SIDE, FILM_SIDE, 3)
-        for first in (1, 4, 8, 9):
-            rest = clips_of(await draw(model, "a dog", ports={"video": first}, seed=seed, frames=9, media_type=asked))
-            frames, _ = frames_of(b"".join(clip.data for clip in whole[:first] + rest))
-            assert len(rest) == 9 - first and len(frames) == 9
-            for frame, expected in zip(frames, pixels, strict=True):
-                assert np.abs(frame.mean((0, 1)) - expected.mean((0, 1))).max() < 4
+async def test_who_has_some_of_a_film_gets_the_rest_of_its_file(model: DrawnModel[Any], asked: str, seed: int) -> None:
+    drawing = await draw(model, "a dog", ports={"video": 0, "pixels": 0}, seed=seed, frames=9, media_type=asked)
+    whole, pixels = clips_of(drawing), drawing.rows("pixels").reshape(9, FILM_SIDE, FILM_SIDE, 3)
+    for first in (1, 4, 8, 9):
+        rest = clips_of(await draw(model, "a dog", ports={"video": first}, seed=seed, frames=9, media_type=asked))
+        frames, _ = frames_of(b"".join(clip.data for clip in whole[:first] + rest))
+        assert len(rest) == 9 - first and len(frames) == 9
+        check_near(frames, pixels)
 
 
 @lengths.drawn_cells(2, "media_type", ["", "video/mp4", AVC])
@@ -108,11 +116,8 @@ def _waves(rows: NDArray[np.intp], columns: NDArray[np.intp], number: int) -> ND
         ({"frames_per_second": float("nan")}, "frames_per_second", "0.1 to 120"),
     ],
 )
-async def test_files_that_are_not_made_are_refused(asked: dict[str, Any], field: str, told: str) -> None:
-    async with model_of(checkpoint("wan2.2-t2v"), **FILM) as model:
-        with pytest.raises(BadRequest, match=told) as refused:
-            await draw(model, "a dog", ports={"video": 0}, frames=5, **asked)
-        assert refused.value.field == f"diffusion.{field}"
+async def test_files_that_are_not_made_are_refused(model: DrawnModel[Any], asked: dict[str, Any], field: str, told: str) -> None:
+    await check_refused(model, field, told, ports={"video": 0}, frames=5, **asked)
 
 
 async def test_without_an_encoder_others_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,30 +125,29 @@ async def test_without_an_encoder_others_are_named(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(av, "codecs_available", av.codecs_available - {"libx264"})
     async with model_of(checkpoint("wan2.2-t2v"), **FILM) as model:
         assert model.info.settings["files of films"] == "video/webm (VP9), video/mp4 (VP9)"
-        with pytest.raises(BadRequest, match=r"no libx264 here, so H\.264 is not made: ask for video/webm \(VP9\), video/mp4 \(VP9\)$"):
-            await draw(model, "a dog", ports={"video": 0}, frames=5, media_type=AVC)
+        told = r"no libx264 here, so H\.264 is not made: ask for video/webm \(VP9\), video/mp4 \(VP9\)$"
+        await check_refused(model, "media_type", told, ports={"video": 0}, frames=5, media_type=AVC)
         assert len(clips_of(await draw(model, "a dog", ports={"video": 0}, frames=5, media_type="video/mp4"))) == 5
 
 
-async def test_a_reader_who_stops_holds_no_decoder(seed: int) -> None:
+async def test_a_reader_who_stops_holds_no_decoder(model: DrawnModel[Any], seed: int) -> None:
     """There is memory for one decoder. Others are drawn meanwhile, and the film of the slow reader is whole."""
-    async with model_of(checkpoint("wan2.2-t2v"), **FILM) as model:
-        request = DrawRequest(seed=seed, prompt="a dog", frames=81)
-        prepared, sessions = await model.prepare(request), model.sessions
-        artist = model._artist
-        assert isinstance(artist, StepDrawing) and artist.memory is not None
-        memory, taken = artist.memory, artist.memory.taken(prepared)
-        memory.budget = taken.total
-        assert 2 * taken.frame > memory.budget
-        async with aclosing(model.draw(prepared, no_inputs(), {"video": 0})) as slow:
-            data = [piece.data async for piece in _first(slow)]
-            async with asyncio.timeout(100):
-                for number in range(3):
-                    pieces = await draw(model, "a cat", ports={"video": 0}, seed=seed + number, frames=41)
-                    assert len(frames_of(b"".join(clip.data for clip in clips_of(pieces)))[0]) == 41
-            assert not sessions._decoding
-            data += [piece.data async for piece in slow if isinstance(piece, Clip)]
-        assert len(frames_of(b"".join(data))[0]) == 81
+    request = DrawRequest(seed=seed, prompt="a dog", frames=81)
+    prepared, sessions = await model.prepare(request), model.sessions
+    artist = model._artist
+    assert isinstance(artist, StepDrawing) and artist.memory is not None
+    memory, taken = artist.memory, artist.memory.taken(prepared)
+    memory.budget = taken.total
+    assert 2 * taken.frame > memory.budget
+    async with aclosing(model.draw(prepared, no_inputs(), {"video": 0})) as slow:
+        data = [piece.data async for piece in _first(slow)]
+        async with asyncio.timeout(100):
+            for number in range(3):
+                pieces = await draw(model, "a cat", ports={"video": 0}, seed=seed + number, frames=41)
+                assert len(frames_of(b"".join(clip.data for clip in clips_of(pieces)))[0]) == 41
+        assert not sessions._decoding
+        data += [piece.data async for piece in slow if isinstance(piece, Clip)]
+    assert len(frames_of(b"".join(data))[0]) == 81
 
 
 async def _first(pieces: Any) -> Any:

@@ -18,7 +18,7 @@ from helpers import lengths
 from helpers.artists import draw, model_of
 from helpers.drawings import checkpoint, writable
 from helpers.loras import Weights, bare, changes, kohya, of_comfy, of_peft, of_wan, old, older, random_lora
-from helpers.painting import CLOSE, PipelinePair, apart, pair
+from helpers.painting import CLOSE, PipelinePair, apart, pair, pipeline_of
 from helpers.stable_diffusion import SIDE, stable_diffusion
 from helpers.wans import pipeline, wan
 from omnistage.models.checkpoint.files import BadCheckpoint
@@ -34,10 +34,8 @@ pytestmark = [
 
 def with_loras(name: str, folder: Path, loras: list[Lora]) -> PipelinePair:
     """A painter with them as they are loaded here, beside the pipeline with them as Diffusers loads them."""
-    made, published = pair(name, folder), load_pipeline(folder, torch.float32)
+    made, reference = pair(name, folder), pipeline_of(folder)
     add_loras(made.pipe, loras)
-    reference: Any = published
-    reference.set_progress_bar_config(disable=True)
     for number, lora in enumerate(loras):
         reference.load_lora_weights(lora.path.parent, weight_name=lora.path.name, adapter_name=f"their_{number}")
     reference.set_adapters([f"their_{number}" for number in range(len(loras))], [lora.scale for lora in loras])
@@ -50,7 +48,6 @@ def with_loras(name: str, folder: Path, loras: list[Lora]) -> PipelinePair:
 @pytest.mark.parametrize("name", ["qwen-image", "z-image"])
 def test_pictures_are_those_of_the_pipeline_with_the_same_files(name: str, tmp_path: Path, seed: int) -> None:
     """Alone and together."""
-    torch.set_num_threads(1)
     folder = writable(name, tmp_path / name)
     base = pair(name)
     said = {"r": 3, "lora_alpha": 6, "target_modules": ["to_q"], "init_lora_weights": "pissa"}
@@ -95,7 +92,6 @@ def test_a_pipeline_of_two_experts_is_told_which_of_them_a_file_changes(tmp_path
 
 def test_a_file_for_each_expert_as_wan_publishes_them_is_read_with_its_biases(tmp_path: Path, seed: int) -> None:
     """As Diffusers reads them, and draws with them."""
-    torch.set_num_threads(1)
     sizes: dict[str, Any] = {"transformer": {"patch_size": (1, 2, 2)}, "boundary_ratio": 0.7}
     made, theirs, bare_ones = (wan("t2v", seed, "euler", **sizes) for _ in range(3))
     layers = ("to_q", "to_k", "to_v", "to_out.0", "net.0.proj", "net.2")
@@ -149,10 +145,9 @@ async def test_scale_nothing_is_the_base_model_and_each_scale_has_a_revision(tmp
 
 async def test_whole_calls_draw_with_it_too(tmp_path: Path, seed: int) -> None:
     folder = stable_diffusion()
-    pipe: Any = load_pipeline(folder, torch.float32)
+    pipe = pipeline_of(folder)
     file = random_lora(pipe, "unet", tmp_path / "a.safetensors")
     encoder = random_lora(pipe, "unet", tmp_path / "b.safetensors", seed=1)
-    pipe.set_progress_bar_config(disable=True)
     pipe.load_lora_weights(tmp_path, weight_name=file.name, adapter_name="one")
     pipe.load_lora_weights(tmp_path, weight_name=encoder.name, adapter_name="two")
     pipe.set_adapters(["one", "two"], [1.0, 0.5])

@@ -37,7 +37,6 @@ NEAR = {"float8_e4m3fn": 0.15, "float8_e5m2": 0.3}
 
 @pytest.fixture(autouse=True)
 def _surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    torch.set_num_threads(1)
     checkpoint("qwen-image")  # Its folder is not to be among those of a test.
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 

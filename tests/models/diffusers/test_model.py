@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
-import weakref
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from helpers import lengths
-from helpers.artists import EDITING, USUAL, PiecesOfDrawing, draw, model_of, opened, pixels_of
+from helpers.artists import EDITING, USUAL, PiecesOfDrawing, check_refused, draw, jobs_of, model_of, opened, pixels_of, saved
 from helpers.drawings import checkpoint, writable
 from helpers.logic import run_logic, start_at
 from helpers.painting import picture
@@ -27,10 +25,11 @@ from helpers.waiting import until_collected
 from omnistage.diffusion.stage import DiffusionStage
 from omnistage.models import registry
 from omnistage.models.conversation import Media
-from omnistage.models.diffusers.model import DrawingJob, DrawnModel, StepDrawing
+from omnistage.models.diffusers.loading import load_pictures
+from omnistage.models.diffusers.model import DrawingJob, DrawnModel
 from omnistage.models.diffusers.pictures import PicturePainter, encode_picture, parameters
-from omnistage.models.diffusers.plan import MEDIA_TYPES, PNG, DrawingLimits, DrawingPlan, plan_drawing
-from omnistage.models.interface import BadRequest, DrawRequest, Failed, TensorRows, Wanted
+from omnistage.models.diffusers.plan import MEDIA_TYPES, PNG, DrawingLimits, plan_drawing
+from omnistage.models.interface import BadRequest, DrawRequest, Failed, TensorRows
 from omnistage.models.options import LoadOptions
 from omnistage.models.reports import LoadError
 from omnistage.models.steps.loop import Aside
@@ -47,38 +46,31 @@ async def model() -> AsyncIterator[Model]:
         yield loaded
 
 
-def png(pixels: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
-
-
-async def test_a_drawing_tells_each_step_and_ends_with_its_picture(model: Model) -> None:
-    drawing = await draw(model, "a hill", steps=5)
-    assert drawing.steps == sorted(set(drawing.steps))
-    assert drawing.steps[-1] == 5
-    assert [opened(one.data).size for one in drawing.pictures] == [(64, 64)]
-    assert drawing.pieces[-1] is drawing.pictures[0]
-
-
-async def test_eight_at_once_each_get_what_they_get_alone(model: Model, seed: int) -> None:
+@pytest.mark.parametrize(("name", "widths"), [("z-image", (32, 64, 96)), ("qwen-image", (64, 96))])
+async def test_eight_in_words_and_guidance_of_their_own_draw_at_once_what_they_draw_alone(
+    name: str, widths: tuple[int, ...], seed: int
+) -> None:
+    """The second of the families computes only passes of one size."""
     asked: list[dict[str, Any]] = [
-        {"prompt": f"{n} hills", "seed": seed + n, "steps": 2 + n % 4, "guidance_scale": n % 3, "width": (32, 64, 96)[n % 3]}
+        {"prompt": "hill " * (n + 1), "seed": seed + n, "steps": 2 + n % 4, "guidance_scale": n % 3, "width": widths[n % len(widths)]}
         for n in range(8)
     ]
-    steps = model.sessions.steps
-    together = await asyncio.gather(*(draw(model, **one) for one in asked))
-    shared = model.sessions.steps - steps
-    steps = model.sessions.steps
-    for one, drawing in zip(asked, together, strict=True):
-        alone = await draw(model, **one)
-        assert np.abs(drawing.pixels - alone.pixels).max() <= 1
-    assert shared < model.sessions.steps - steps
+    async with model_of(checkpoint(name), **USUAL) as artist:
+        steps = artist.sessions.steps
+        together = await asyncio.gather(*(draw(artist, **one) for one in asked))
+        shared = artist.sessions.steps - steps
+        steps = artist.sessions.steps
+        for one, drawing in zip(asked, together, strict=True):
+            assert np.abs(drawing.pixels - (await draw(artist, **one)).pixels).max() <= 1
+        assert shared < artist.sessions.steps - steps
 
 
-async def test_a_picture_alone_has_the_same_bits_again(model: Model, seed: int) -> None:
-    first, again = [await draw(model, "a hill", seed=seed) for _ in range(2)]
-    assert first.pictures == again.pictures
+async def test_a_picture_alone_has_the_same_bits_again_and_tells_each_step(model: Model, seed: int) -> None:
+    drawing, again = [await draw(model, "a hill", seed=seed, steps=5) for _ in range(2)]
+    assert drawing.pictures == again.pictures
+    assert drawing.steps == sorted(set(drawing.steps)) and drawing.steps[-1] == 5
+    assert [opened(one.data).size for one in drawing.pictures] == [(64, 64)]
+    assert drawing.pieces[-1] is drawing.pictures[0]
 
 
 @pytest.mark.parametrize("previews", [0, 1, 3, 16])
@@ -109,23 +101,11 @@ async def test_the_fitted_map_shows_the_last_estimate_better_than_any_flat_pictu
     assert np.square(shown - small).mean() < np.square(small.mean((0, 1)) - small).mean()
 
 
+@pytest.mark.usefixtures("collected_by_hand")
 @lengths.drawn_cells(1, "until", [0, 1, 3])
-async def test_who_goes_at_a_step_leaves_nothing_and_the_next_is_drawn(
-    model: Model, until: int, collected_by_hand: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    jobs: list[weakref.ref[DrawingJob]] = []
-    artist = model._artist
-    assert isinstance(artist, StepDrawing)
-    made = artist.job
-
-    def seen(plan: DrawingPlan, wanted: Wanted) -> DrawingJob:
-        job = made(plan, wanted)
-        jobs.append(weakref.ref(job))
-        return job
-
-    monkeypatch.setattr(artist, "job", seen)
-    drawing = await draw(model, "a hill", steps=4, until=until)
-    monkeypatch.undo()
+async def test_who_goes_at_a_step_leaves_nothing_and_the_next_is_drawn(model: Model, until: int) -> None:
+    with jobs_of(model) as jobs:
+        drawing = await draw(model, "a hill", steps=4, until=until)
     assert not drawing.pictures
     assert (model.sessions.running, model.load().queued) == (0, 0)
     await until_collected(lambda: [job() for job in jobs] == [None])
@@ -163,8 +143,6 @@ async def test_prompts_that_are_asked_again_are_encoded_once(model: Model) -> No
 
 
 async def test_with_the_cache_off_nothing_is_kept() -> None:
-    from omnistage.models.diffusers.loading import load_pictures
-
     loaded = load_pictures(checkpoint("z-image"), LoadOptions(enable_cache=False, dtype="float32", family=dict(USUAL)))
     try:
         await draw(loaded, "a hill", steps=1)
@@ -210,13 +188,17 @@ async def test_what_becomes_no_number_is_told_as_that_and_ends_alone(model: Mode
     assert (model.sessions.running, model.load().queued) == (0, 0)
 
 
+def check_unloadable(told: str, folder: Path, **options: Any) -> None:
+    with pytest.raises(LoadError, match=told):
+        registry.load("diffusers", "diffusion", LoadOptions(folder, dtype="float32", family={**USUAL, **options}))
+
+
 def test_weights_that_draw_no_number_are_refused_when_they_are_loaded(tmp_path: Path) -> None:
     file = writable("z-image", tmp_path / "z") / "transformer" / "diffusion_pytorch_model.safetensors"
     weights = load_file(file)
     name = next(name for name in weights if name.startswith("layers.0") and name.endswith("weight"))
     save_file({**weights, name: torch.full_like(weights[name], torch.nan)}, file, {"format": "pt"})
-    with pytest.raises(LoadError, match=f"transformer: {name} has numbers that are not finite"):
-        registry.load("diffusers", "diffusion", LoadOptions(tmp_path / "z", dtype="float32", family=dict(USUAL)))
+    check_unloadable(f"transformer: {name} has numbers that are not finite", tmp_path / "z")
 
 
 async def test_a_picture_that_the_vae_makes_no_number_of_is_no_picture(model: Model) -> None:
@@ -228,25 +210,23 @@ async def test_a_picture_that_the_vae_makes_no_number_of_is_no_picture(model: Mo
     assert (model.sessions.running, model.load().queued) == (0, 0)
 
 
-@pytest.mark.parametrize(
-    ("part", "values"),
-    [
-        ("vae", {"shift_factor": None}),
-        ("scheduler", {"base_shift": "x", "use_dynamic_shifting": True}),
-        ("transformer", {"axes_lens": [1, 1, 1]}),
-    ],
-)
+NO_VALUES = [
+    ("vae", {"shift_factor": None}),
+    ("scheduler", {"base_shift": "x", "use_dynamic_shifting": True}),
+    ("transformer", {"axes_lens": [1, 1, 1]}),
+]
+
+
+@pytest.mark.parametrize(("part", "values"), NO_VALUES)
 def test_a_config_that_nothing_can_be_drawn_with_is_told_as_that(part: str, values: dict[str, Any], tmp_path: Path) -> None:
     (config,) = (writable("z-image", tmp_path / "z") / part).glob("*config.json")
     config.write_text(json.dumps(json.loads(config.read_text()) | values))
-    with pytest.raises(LoadError, match=str(tmp_path)):
-        registry.load("diffusers", "diffusion", LoadOptions(tmp_path / "z", dtype="float32", family=dict(USUAL)))
+    check_unloadable(str(tmp_path), tmp_path / "z")
 
 
 @pytest.mark.parametrize("options", [{"max_tokens": 1}, {"guidance": 50.0}])
 def test_options_with_which_the_usual_picture_cannot_be_drawn_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(LoadError, match=next(iter(options))):
-        registry.load("diffusers", "diffusion", LoadOptions(checkpoint("z-image"), dtype="float32", family={**USUAL, **options}))
+    check_unloadable(next(iter(options)), checkpoint("z-image"), **options)
 
 
 async def test_a_side_that_the_transformer_has_no_places_for_is_refused(model: Model) -> None:
@@ -262,7 +242,7 @@ async def test_a_side_that_the_transformer_has_no_places_for_is_refused(model: M
 @pytest.mark.parametrize(("asked", "field"), [({"width": 1024}, "width"), ({"height": 1024}, "height"), ({}, "images")])
 async def test_an_edited_picture_has_no_more_pixels_than_may_be_asked_for(asked: dict[str, Any], field: str) -> None:
     """Where one side is asked for, and the other one follows from the picture; or both do, of a thin one."""
-    image = png(picture(1, *((60, 90) if asked else (3, 90))))
+    image = saved(picture(1, *((60, 90) if asked else (3, 90))))
     async with model_of(checkpoint("qwen-image-edit"), max_pixels=128 * 128, **EDITING) as editor:
         with pytest.raises(BadRequest, match="at most") as refused:
             await editor.prepare(DrawRequest(seed=0, prompt="x", images=(Media("image/png", image),), **asked))
@@ -272,7 +252,7 @@ async def test_an_edited_picture_has_no_more_pixels_than_may_be_asked_for(asked:
 async def test_a_thin_picture_beside_another_is_refused_with_its_number() -> None:
     async with model_of(checkpoint("qwen-image-edit-plus"), **EDITING) as editor:
         with pytest.raises(BadRequest, match="less long") as refused:
-            await draw(editor, "bluer", images=(png(picture(1, 3, 90)), png(picture(1, 64, 64))))
+            await draw(editor, "bluer", images=(saved(picture(1, 3, 90)), saved(picture(1, 64, 64))))
         assert refused.value.place == {"medium": "1"}
 
 
@@ -292,35 +272,18 @@ def test_a_sampler_that_nobody_compared_is_refused(sampler: str, tmp_path: Path)
     folder = writable("z-image", tmp_path / "z")
     index = json.loads((folder / "model_index.json").read_text())
     (folder / "model_index.json").write_text(json.dumps(index | {"scheduler": ["diffusers", sampler]}))
-    with pytest.raises(LoadError, match=f"is drawn here with FlowMatchEulerDiscreteScheduler, .*not {sampler}"):
-        registry.load("diffusers", "diffusion", LoadOptions(folder, dtype="float32"))
+    check_unloadable(f"is drawn here with FlowMatchEulerDiscreteScheduler, .*not {sampler}", folder)
 
 
 @lengths.drawn_cells(1, "name", ["qwen-image-layered", "longcat-image", "qwen-image-edit-plus"])
 async def test_every_family_shows_previews(name: str, seed: int) -> None:
     usual = {**EDITING, "width": 64, "height": 64} if name == "longcat-image" else EDITING
     async with model_of(checkpoint(name), **usual) as artist:
-        images = (png(picture(seed, 60, 90)),)[: artist._artist.limits.images[1]]
+        images = (saved(picture(seed, 60, 90)),)[: artist._artist.limits.images[1]]
         for _ in range(2):  # By the VAE, then by the map that is fitted to its picture.
             drawing = await draw(artist, "a hill", images=images, seed=seed, steps=4, previews=2, preview_side=32)
             assert [max(opened(one.data).size) for one in drawing.previews] == [32, 32]
             assert [one.step for one in drawing.previews] == [1, 3]
-
-
-async def test_eight_of_two_sizes_in_words_and_guidance_of_their_own_draw_at_once(seed: int) -> None:
-    """The family computes only passes of one size."""
-    asked: list[dict[str, Any]] = [
-        {"prompt": "hill " * (n + 1), "seed": seed + n, "steps": 2 + n % 4, "guidance_scale": 1 + n % 3, "width": (64, 96)[n // 4]}
-        for n in range(8)
-    ]
-    async with model_of(checkpoint("qwen-image"), **USUAL) as artist:
-        steps = artist.sessions.steps
-        together = await asyncio.gather(*(draw(artist, **one) for one in asked))
-        shared = artist.sessions.steps - steps
-        steps = artist.sessions.steps
-        for one, drawing in zip(asked, together, strict=True):
-            assert np.abs(drawing.pixels - (await draw(artist, **one)).pixels).max() <= 1
-        assert shared < artist.sessions.steps - steps
 
 
 async def test_the_largest_picture_that_may_be_asked_for_fits(tmp_path: Path) -> None:
@@ -329,11 +292,12 @@ async def test_the_largest_picture_that_may_be_asked_for_fits(tmp_path: Path) ->
         with pytest.raises(BadRequest, match="at most 65536 pixels"):
             await draw(artist, "a hill", width=272, height=256)
     async with model_of(checkpoint("qwen-image-edit-plus"), **EDITING) as editor:
-        await editor.prepare(DrawRequest(seed=0, prompt="x", images=(Media("image/png", png(picture(1, 60, 90))),) * 8, guidance_scale=4.0))
+        images = (Media("image/png", saved(picture(1, 60, 90))),) * 8
+        await editor.prepare(DrawRequest(seed=0, prompt="x", images=images, guidance_scale=4.0))
 
 
 async def test_layers_of_each_of_several_results_stay_together(seed: int) -> None:
-    image = png(picture(seed, 60, 90, opaque=False))
+    image = saved(picture(seed, 60, 90, opaque=False))
     async with model_of(checkpoint("qwen-image-layered"), **EDITING) as layered:
         both = await draw(layered, "taken apart", images=(image,), layers=3, results=2, seed=seed)
         assert [one.layer for one in both.pictures] == [0, 1, 2, 0, 1, 2]
@@ -349,7 +313,7 @@ async def test_layers_of_each_of_several_results_stay_together(seed: int) -> Non
 async def test_items_that_the_model_counts_by_itself_are_known() -> None:
     """Four layers of each picture where the request says none."""
     logic = family_logic("diffusers", "diffusion", EDITING, checkpoint("qwen-image-layered"))
-    image = stage_pb2.Media(data=png(picture(1, 60, 90, opaque=False)), media_type="image/png")
+    image = stage_pb2.Media(data=saved(picture(1, 60, 90, opaque=False)), media_type="image/png")
     asked = stage_pb2.Open(params=params("diffusion", "a hill", images=[image], results=2))
     await logic.prepare(asked, start_at({"image": 8}))
     with pytest.raises(StageError, match="cannot go on at 9: there are only 8 items"):
@@ -359,7 +323,7 @@ async def test_items_that_the_model_counts_by_itself_are_known() -> None:
 
 @lengths.drawn_cells(1, "name", ["qwen-image-edit", "qwen-image-edit-plus", "longcat-image-edit"])
 async def test_a_picture_that_is_edited_matters_and_is_encoded_once(name: str, seed: int) -> None:
-    images = [png(picture(seed + n, 50 + n, 70)) for n in range(2)]
+    images = [saved(picture(seed + n, 50 + n, 70)) for n in range(2)]
     async with model_of(checkpoint(name), **EDITING) as editor:
         first, again, other = [await draw(editor, "bluer", images=(image,), seed=seed) for image in (images[0], images[0], images[1])]
         assert first.pictures == again.pictures
@@ -373,23 +337,21 @@ async def test_a_picture_that_is_edited_matters_and_is_encoded_once(name: str, s
     [
         (b"no picture", "no picture"),
         (b"", "no bytes"),
-        (png(picture(1, 40, 40))[:-200], "damaged"),
-        (png(picture(1, 2, 500)), "longer one way"),
-        (png(picture(1, 3, 300)), "less long"),
+        (saved(picture(1, 40, 40))[:-200], "damaged"),
+        (saved(picture(1, 2, 500)), "longer one way"),
+        (saved(picture(1, 3, 300)), "less long"),
     ],
     ids=["text", "empty", "cut", "line", "strip"],
 )
 async def test_what_is_no_picture_to_edit_is_refused_with_its_number(data: bytes, why: str) -> None:
     async with model_of(checkpoint("qwen-image-edit-plus"), **EDITING) as editor:
-        good = png(picture(1, 40, 40))
-        with pytest.raises(BadRequest, match=why) as refused:
-            await draw(editor, "bluer", images=(good, data))
-        assert refused.value.field == "diffusion.images"
+        good = saved(picture(1, 40, 40))
+        await check_refused(editor, "images", why, images=(good, data))
         assert len((await draw(editor, "bluer", images=(good, good))).pictures) == 1
 
 
 async def test_latents_and_pixels_come_on_ports_of_their_own(seed: int) -> None:
-    image = png(picture(seed, 60, 90, opaque=False))
+    image = saved(picture(seed, 60, 90, opaque=False))
     async with model_of(checkpoint("qwen-image-layered"), **EDITING) as layered:
         ports = {port.name: port for port in layered.info.produces}
         pictures = await draw(layered, "taken apart", images=(image,), layers=2, seed=seed)
@@ -403,10 +365,11 @@ async def test_latents_and_pixels_come_on_ports_of_their_own(seed: int) -> None:
         assert all(np.array_equal(rest.rows(port), rows.rows(port)[begin:]) for port, begin in first.items())
 
 
-async def test_who_wants_latents_alone_has_them_without_the_vae(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*arguments: object) -> None:
-        raise AssertionError("nobody wants pictures")
+def never(*arguments: object) -> None:
+    raise AssertionError("nobody wants it")
 
+
+async def test_who_wants_latents_alone_has_them_without_the_vae(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model._artist._painter, "images", never)  # type: ignore[attr-defined]
     drawing = await draw(model, "a hill", results=2, ports={"latents": 0})
     assert drawing.rows("latents").shape == (2 * 8 * 8, 16)
@@ -416,7 +379,7 @@ async def test_who_wants_latents_alone_has_them_without_the_vae(model: Model, mo
 async def test_a_drawing_goes_on_at_the_step_that_was_kept(name: str, seed: int) -> None:
     """With the same bits, wherever what was kept ends: in the middle of latents too."""
     edits = name.endswith(("edit", "layered"))
-    images = (png(picture(seed, 60, 90)),) if edits else ()
+    images = (saved(picture(seed, 60, 90)),) if edits else ()
     asked: dict[str, Any] = {"images": images, "seed": seed, "steps": 8, "results": 2, "previews": 3}
     async with model_of(checkpoint(name), **(EDITING if edits else USUAL)) as drawer:
         begun = drawer.sessions.steps
@@ -436,10 +399,6 @@ async def test_a_drawing_goes_on_at_the_step_that_was_kept(name: str, seed: int)
 
 async def test_who_has_all_of_it_already_is_told_the_end_and_nothing_is_computed(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after the loss of a replica between the last picture and the end."""
-
-    def never(*arguments: object) -> None:
-        raise AssertionError("it is drawn")
-
     for owned in ("encode", "velocities", "images"):
         monkeypatch.setattr(model._artist._painter, owned, never)  # type: ignore[attr-defined]
     for ports in ({"image": 2}, {"image": 2, "progress": 0}, {"latents": 2 * 64, "checkpoint": 0}):

@@ -1,4 +1,4 @@
-"""Films and sound by whole calls of pipelines for which there is no loop of our own."""
+"""Films and sound by whole calls of pipelines for which there is no loop of our own: of the model, and asked of a router."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ import torch
 from numpy.typing import NDArray
 
 from helpers import lengths
-from helpers.artists import PiecesOfDrawing, draw, model_of
+from helpers.artists import PiecesOfDrawing, check_refused, draw, model_of
+from helpers.ask import ask, refused
 from helpers.moving import CHANNELS, FILM_SIDE, FRAMES, RATE_HZ, film_maker, frames_of, show_same_frames, sound_maker
-from omnistage.models.diffusers.folder import load_pipeline
-from omnistage.models.interface import BadRequest, Clip, Content, Sound
+from helpers.painting import pipeline_of
+from helpers.servers import all_free, family_logic, local_router, local_stage, omni_stub
+from omnistage.models.interface import Clip, Content, Sound
+from omnistage.router.pipeline import load_pipeline
+from omnistage.v1 import omni_pb2, stage_pb2
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")  # of a VAE's of sound
 
@@ -39,8 +43,7 @@ async def test_a_film_is_that_of_the_pipeline_as_a_file_that_plays(seed: int) ->
     async with model_of(film_maker(), **FILM) as model:
         assert model.info.produces[0].content is Content.VIDEO
         drawing = await make(model, "a dog", seed=seed, frames=9, guidance_scale=3.0, negative_prompt="rain", frames_per_second=12.5)
-        pipe: Any = load_pipeline(film_maker(), torch.float32)
-        pipe.set_progress_bar_config(disable=True)
+        pipe = pipeline_of(film_maker())
         noise = torch.Generator().manual_seed(seed)
         said = {"num_inference_steps": 3, "width": FILM_SIDE, "height": FILM_SIDE, "guidance_scale": 3.0, "negative_prompt": "rain"}
         said |= {"frame_rate": 12.5}
@@ -71,8 +74,7 @@ async def test_sound_is_that_of_the_pipeline_for_as_long_as_was_asked(seed: int)
         port = model.info.produces[0]
         assert (port.content, port.rate_hz, port.width) == (Content.AUDIO, RATE_HZ, CHANNELS)
         drawing = await make(model, "rain", seed=seed, seconds=1.3, guidance_scale=2.0)
-        pipe: Any = load_pipeline(sound_maker(), torch.float32)
-        pipe.set_progress_bar_config(disable=True)
+        pipe = pipeline_of(sound_maker())
         said = {"num_inference_steps": 4, "guidance_scale": 2.0, "audio_duration_s": 1.3, "output_type": "np"}
         (expected,) = pipe("rain", generator=torch.Generator().manual_seed(seed), **said).audios
         samples = heard(drawing.pieces)
@@ -118,8 +120,48 @@ async def test_films_that_are_alike_share_a_call_and_others_take_turns(seed: int
 )
 async def test_what_it_cannot_be_is_refused_and_the_next_is_made(maker: Any, asked: dict[str, Any], field: str, told: str) -> None:
     async with model_of(maker(), steps=2, **({"width": FILM_SIDE, "height": FILM_SIDE} if maker is film_maker else {})) as model:
-        with pytest.raises(BadRequest, match=told) as refused:
-            await make(model, "a dog", **asked)
-        assert refused.value.field == f"diffusion.{field}"
+        await check_refused(model, field, told, ports={model.info.produces[0].name: 0}, **asked)
         good = {"frames": FRAMES} if maker is film_maker else {"seconds": 0.5}
         assert any(isinstance(piece, Clip | Sound) for piece in (await make(model, "a dog", **good)).pieces)
+
+
+# By a router, which learns from the stage which of them it makes ----------------------------------------------------------------------
+
+
+def request(**fields: object) -> omni_pb2.GenerateRequest:
+    return omni_pb2.GenerateRequest(seed=1, diffusion=stage_pb2.DiffusionParams(prompt="a dog", steps=2, **fields))  # type: ignore[arg-type]
+
+
+async def test_a_film_comes_as_a_file() -> None:
+    sizes = {"width": FILM_SIDE, "height": FILM_SIDE}
+    async with (
+        local_stage(family_logic("diffusers", "diffusion", sizes, film_maker())) as stage,
+        local_router({"diffusion": stage.address}, load_pipeline("diffusers")) as router,
+        omni_stub(router.address) as stub,
+    ):
+        answer = await ask(stub, request(frames=13))
+        assert sorted(answer.chunks) == ["progress", "video"]
+        data = b"".join(chunk.video.data for chunk in answer.of("video"))
+        assert len(frames_of(data)[0]) == sum(chunk.count for chunk in answer.of("video")) == 13
+        said = {(chunk.video.media_type, chunk.video.codecs) for chunk in answer.of("video") if chunk.HasField("video")}
+        assert said == {("video/webm", "vp9")}
+        answer = await ask(stub, request(frames=13, media_type='video/mp4; codecs="avc1"'))
+        chunks = [chunk for chunk in answer.of("video") if chunk.HasField("video")]
+        assert {(chunk.video.media_type, chunk.video.codecs[:5]) for chunk in chunks} == {("video/mp4", "avc1.")}
+        assert len(frames_of(b"".join(chunk.video.data for chunk in chunks))[0]) == 13
+        for fields, field in (({"duration_s": 2, "frames": 5}, "duration_s"), ({"media_type": "video/mp4; codecs=hvc1"}, "media_type")):
+            bad = await refused(stub, request(**fields))
+            assert (bad.reason, bad.fields) == ("BAD_REQUEST", [f"diffusion.{field}"])
+        await all_free([stage.address])
+
+
+async def test_sound_comes_as_samples() -> None:
+    async with (
+        local_stage(family_logic("diffusers", "diffusion", {}, sound_maker())) as stage,
+        local_router({"diffusion": stage.address}, load_pipeline("diffusers")) as router,
+        omni_stub(router.address) as stub,
+    ):
+        answer = await ask(stub, request(duration_s=0.5))
+        assert sorted(answer.chunks) == ["audio", "progress"]
+        assert answer.samples().size == RATE_HZ // 2 * CHANNELS
+        await all_free([stage.address])

@@ -20,14 +20,7 @@ from omnistage.models.diffusers.plan import DrawingPlan
 from omnistage.models.diffusers.qwen_image import SIDES
 from omnistage.models.interface import Failed
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 WORDS = ("a red circle", "two small houses by the sea, at night", "x", 'a sign that says "open"', "ein Haus, 房子")
-
-
-@pytest.fixture
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(params=NAMES)
@@ -56,12 +49,21 @@ def levels_apart(images: list[Image.Image], others: list[Image.Image]) -> int:
     return max(int(np.abs(np.asarray(one, dtype=int) - np.asarray(other, dtype=int)).max()) for one, other in pairs)
 
 
+def check_published(both: PipelinePair, canvas: Canvas) -> None:
+    """The picture is that of the pipeline."""
+    latents, images = both.published(canvas.plan)
+    assert apart(canvas.latents, latents) <= CLOSE
+    assert levels_apart(both.images(canvas), images) <= 1
+
+
 def test_a_picture_is_that_of_the_pipeline(both: PipelinePair, seed: int) -> None:
-    for plan in plans(both, seed):
+    """Pictures of one plan but for the seed or the words are other ones."""
+    asked = plans(both, seed)
+    for plan in asked:
         [canvas] = both.drawn(plan)
-        latents, images = both.published(plan)
-        assert apart(canvas.latents, latents) <= CLOSE
-        assert levels_apart(both.images(canvas), images) <= 1
+        check_published(both, canvas)
+    for other in (replace(asked[-1], seed=asked[-1].seed ^ 1), replace(asked[-1], prompt="a cat")):
+        assert (both.drawn(other)[0].latents - canvas.latents).abs().max() > 1e-3
 
 
 @lengths.one_or_all("name", NAMES)
@@ -95,9 +97,7 @@ def check_many_words(name: str, seed: int) -> Canvas:
     images = [picture(seed, 90, 120, opaque=name != "qwen-image-layered")][: both.edits]
     plan = both.plan(texts[0], images, negative_prompt=texts[1], guidance_scale=3.0, steps=2, seed=seed)
     [canvas] = both.drawn(plan)
-    latents, made = both.published(plan)
-    assert apart(canvas.latents, latents) <= CLOSE
-    assert levels_apart(both.images(canvas), made) <= 1
+    check_published(both, canvas)
     return canvas
 
 
@@ -140,20 +140,6 @@ def test_pictures_that_join_one_by_one_are_those_drawn_alone(both: PipelinePair,
         assert levels_apart(both.images(together), both.images(alone)) <= 1
 
 
-@lengths.one_or_all("name", NAMES)
-def test_different_seeds_and_words_give_different_pictures(name: str, seed: int) -> None:
-    both = pair(lengths.draw(name, NAMES, seed))
-    plan, *_ = plans(both, seed, 1)
-    images = both.sent[plan.sources]
-    canvases = both.drawn(
-        both.plan("a dog", images, seed=1, steps=2),
-        both.plan("a dog", images, seed=2, steps=2),
-        both.plan("a cat", images, seed=1, steps=2),
-    )
-    first, *others = (canvas.latents for canvas in canvases)
-    assert all((first - other).abs().max() > 1e-3 for other in others)
-
-
 def test_z_image_draws_pictures_of_any_sizes_in_one_pass(seed: int) -> None:
     both = pair("z-image")
     sizes = ((64, 64), (96, 48), (32, 160))
@@ -161,9 +147,8 @@ def test_z_image_draws_pictures_of_any_sizes_in_one_pass(seed: int) -> None:
     drawn = both.drawn(*asked)
     assert len({both.painter.group(canvas) for canvas in drawn}) == 1
     for canvas, plan in zip(drawn, asked, strict=True):
-        latents, images = both.published(plan)
-        assert apart(canvas.latents, latents) <= CLOSE
-        assert images[0].size == (plan.width, plan.height)
+        check_published(both, canvas)
+        assert both.images(canvas)[0].size == (plan.width, plan.height)
 
 
 def test_others_share_no_pass_with_another_size() -> None:

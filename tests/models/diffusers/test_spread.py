@@ -41,7 +41,6 @@ CASES = {f"{name} {share or 'weights'}": (name, share) for name in NAMES for sha
 
 @pytest.fixture(autouse=True)
 def _surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    torch.set_num_threads(1)
     checkpoint("qwen-image")  # Its folder is not to be among those that stay behind.
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     yield

@@ -27,15 +27,7 @@ from omnistage.models.media.terms import BadMedia
 from omnistage.models.memory import TensorCache
 from omnistage.models.options import LoadOptions
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),  # Diffusers with NumPy 2.
-]
-
-
-@pytest.fixture
-def one_thread() -> None:
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")  # Diffusers with NumPy 2.
 
 
 def size(both: Wan, rng: random.Random) -> dict[str, int]:

@@ -6,7 +6,6 @@ import asyncio
 import atexit
 import shutil
 import tempfile
-import weakref
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from functools import cache
@@ -18,14 +17,13 @@ import pytest
 import torch
 
 from helpers import lengths
-from helpers.artists import draw, model_of, saved
+from helpers.artists import check_refused, draw, jobs_of, model_of, saved
 from helpers.painting import CLOSE, apart
 from helpers.waiting import until_collected
 from helpers.wans import KINDS, photo, pipeline
 from omnistage.models.diffusers.folder import quiet
-from omnistage.models.diffusers.model import DrawingJob, DrawnModel, StepDrawing
-from omnistage.models.diffusers.plan import DrawingPlan
-from omnistage.models.interface import BadRequest, DrawRequest, StepsDone, TensorRows, Wanted, no_inputs
+from omnistage.models.diffusers.model import DrawnModel
+from omnistage.models.interface import DrawRequest, StepsDone, TensorRows, no_inputs
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")  # Diffusers with NumPy 2.
 
@@ -103,28 +101,16 @@ async def test_films_that_join_late_are_those_alone(model: Model, experts: Model
             assert apart(torch.from_numpy(drawing.rows("latents")), alone) <= CLOSE
 
 
+@pytest.mark.usefixtures("collected_by_hand")
 @lengths.drawn_cells(1, "until", [*range(STEPS + 1), None])
-async def test_who_goes_at_a_step_or_while_a_film_is_decoded_leaves_nothing(
-    model: Model, until: int | None, collected_by_hand: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_goes_at_a_step_or_while_a_film_is_decoded_leaves_nothing(model: Model, until: int | None) -> None:
     """until: the step after which its reader goes; None: at the first frame of the film."""
-    jobs: list[weakref.ref[DrawingJob]] = []
-    artist = model._artist
-    assert isinstance(artist, StepDrawing)
-    made = artist.job
-
-    def seen(plan: DrawingPlan, wanted: Wanted) -> DrawingJob:
-        job = made(plan, wanted)
-        jobs.append(weakref.ref(job))
-        return job
-
-    monkeypatch.setattr(artist, "job", seen)
     prepared = await model.prepare(DrawRequest(seed=0, prompt="a hill", frames=21))
-    async with aclosing(model.draw(prepared, no_inputs(), {"progress": 0, "pixels": 0})) as pieces:
-        async for piece in pieces:
-            if isinstance(piece, TensorRows) if until is None else isinstance(piece, StepsDone) and piece.step >= until:
-                break
-    monkeypatch.undo()
+    with jobs_of(model) as jobs:
+        async with aclosing(model.draw(prepared, no_inputs(), {"progress": 0, "pixels": 0})) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, TensorRows) if until is None else isinstance(piece, StepsDone) and piece.step >= until:
+                    break
     del prepared, piece
     assert (model.sessions.running, model.load().queued) == (0, 0)
     await until_collected(lambda: [job() for job in jobs] == [None])
@@ -181,9 +167,7 @@ async def test_a_film_goes_on_from_what_was_kept_with_the_same_bits(model: Model
     ],
 )
 async def test_what_it_cannot_be_is_refused_and_the_next_is_made(model: Model, asked: dict[str, Any], field: str, told: str) -> None:
-    with pytest.raises(BadRequest, match=told) as refused:
-        await draw(model, **{"prompt": "a dog", "ports": {"pixels": 0}, **asked})
-    assert refused.value.field == f"diffusion.{field}"
+    await check_refused(model, field, told, **{"ports": {"pixels": 0}, **asked})
     made = await draw(model, "", frames=1, steps=1, ports={"pixels": 0})
     assert made.rows("pixels").shape == (SIDE * SIDE, 3)
 

@@ -46,6 +46,13 @@ def shown(data: bytes) -> list[Frame]:
         return [np.asarray(frame.to_ndarray(format="rgb24")) for frame in container.decode(video=0)]
 
 
+def heard(data: bytes) -> tuple[float, NDArray[np.float32]]:
+    """When the sound begins, and its samples."""
+    with av.open(io.BytesIO(data), "r") as container:
+        parts = [(frame.time or 0.0, frame.to_ndarray()) for frame in container.decode(audio=0)]
+    return parts[0][0], np.concatenate([samples for _, samples in parts], 1)
+
+
 def tone(seconds: float, channels: int = 2, rate_hz: int = 44_100) -> Track:
     time = np.arange(round(seconds * rate_hz)) / rate_hz
     return Track(np.stack([0.4 * np.sin(2 * np.pi * 440 * (1 + n) * time) for n in range(channels)], 1).astype(np.float32), rate_hz)
@@ -67,13 +74,8 @@ def probed(data: bytes, folder: Path) -> dict[str, Any]:
     3,
     ("count", "rate_hz", "size"),
     [
-        (1, 16, (48, 64)),
-        (2, 16, (48, 64)),
-        (24, 24_000 / 1001, (48, 64)),
-        (13, 12.5, (16, 16)),
-        (60, 120, (48, 64)),
-        (9, 16, (17, 33)),
-        (2, 0.1, (8, 8)),
+        *((1, 16, (48, 64)), (2, 16, (48, 64)), (24, 24_000 / 1001, (48, 64)), (60, 120, (48, 64))),
+        *((13, 12.5, (16, 16)), (9, 16, (17, 33)), (2, 0.1, (8, 8))),
     ],
 )
 @pytest.mark.skipif(not shutil.which("ffprobe"), reason="ffprobe is not here")
@@ -149,14 +151,12 @@ def test_sound_goes_with_the_frames(kind: FilmKind, seconds: float, channels: in
     assert [piece.frames for piece in pieces] == [1] * 40
     for end in (8, 40):
         with av.open(io.BytesIO(joined(pieces[:end])), "r") as container:
-            stream = container.streams.audio[0]
-            assert (stream.codec_context.name, stream.codec_context.channels) in (("opus", channels), ("libopus", channels))
-            parts = [(frame.time, frame.to_ndarray()) for frame in container.decode(audio=0)]
-        heard, begin_s = np.concatenate([samples for _, samples in parts], 1), parts[0][0]
-        length_s = min(end / 16, seconds) if end < 40 else seconds
-        assert heard.shape[1] / 48_000 == pytest.approx(length_s, abs=0.05)
+            codec = container.streams.audio[0].codec_context
+            assert (codec.name, codec.channels) in (("opus", channels), ("libopus", channels))
+        begin_s, samples = heard(joined(pieces[:end]))
+        assert samples.shape[1] / 48_000 == pytest.approx(min(end / 16, seconds) if end < 40 else seconds, abs=0.05)
         assert begin_s == pytest.approx(0, abs=0.008)
-        place = np.abs(np.fft.rfft(heard[0][4800:19_200])).argmax() * 48_000 / 14_400
+        place = np.abs(np.fft.rfft(samples[0][4800:19_200])).argmax() * 48_000 / 14_400
         assert place == pytest.approx(440, abs=5)
     assert len(shown(joined(pieces))) == 40
 
@@ -166,10 +166,8 @@ def test_sound_fits_the_frames_that_are_there(kind: FilmKind) -> None:
     """A click in the middle is where it was."""
     samples = np.zeros((96_000, 1), np.float32)
     samples[48_000:48_240] = 0.9
-    with av.open(io.BytesIO(joined(written(kind, list(moving(32)), 16, Track(samples, 48_000)))), "r") as container:
-        frames = [(frame.time, frame.to_ndarray()) for frame in container.decode(audio=0)]
-    begin_s, heard = frames[0][0], np.concatenate([part for _, part in frames], 1)[0]
-    assert begin_s + np.abs(heard).argmax() / 48_000 == pytest.approx(1.0025, abs=0.012)
+    begin_s, sound = heard(joined(written(kind, list(moving(32)), 16, Track(samples, 48_000))))
+    assert begin_s + np.abs(sound[0]).argmax() / 48_000 == pytest.approx(1.0025, abs=0.012)
 
 
 @lengths.drawn_cells(1, "kind", KINDS, ids=lambda kind: kind.asked)
@@ -203,13 +201,8 @@ def test_an_encoder_makes_no_thread_of_its_own(kind: FilmKind) -> None:
         ('Video/MP4; codecs="vp09.00.30.08"', VP9_MP4),
         ('video/mp4; codecs="avc1"', H264),
         ("video/mp4;codecs=avc1.64001f", H264),
-        ('video/mp4; codecs="hvc1"', None),
-        ('video/mp4; codecs="avc1, hvc1"', None),
-        ("video/webm; codecs=av01", None),
-        ("video/mp4; codecs=av01", None),
-        ("video/mp4; profile=x", None),
-        ("video/quicktime", None),
-        ("image/png", None),
+        *[(f"video/mp4; {words}", None) for words in ('codecs="hvc1"', 'codecs="avc1, hvc1"', "codecs=av01", "profile=x")],
+        *[(asked, None) for asked in ("video/webm; codecs=av01", "video/quicktime", "image/png")],
     ],
 )
 def test_a_media_type_says_which_film(asked: str, kind: FilmKind | None) -> None:
@@ -217,8 +210,7 @@ def test_a_media_type_says_which_film(asked: str, kind: FilmKind | None) -> None
 
 
 @pytest.mark.parametrize(
-    ("kind", "track", "said"),
-    [(VP9, None, r"vp9"), (VP9_MP4, tone(1), r"vp09\.00\.30\.08, opus"), (H264, None, r"avc1\.6400[0-9a-f]{2}")],
+    ("kind", "track", "said"), [(VP9, None, r"vp9"), (VP9_MP4, tone(1), r"vp09\.00\.30\.08, opus"), (H264, None, r"avc1\.6400[0-9a-f]{2}")]
 )
 def test_what_a_browser_has_to_know_is_told(kind: FilmKind, track: Track | None, said: str) -> None:
     writer = FilmWriter(kind, 16, 3, track)

@@ -23,7 +23,6 @@ from helpers import media_files
 from helpers.corpus_films import with_matrix
 from helpers.decoding import decoding
 from omnistage.models.media.decoder import MediaDecoder
-from omnistage.models.media.results import DecodedFilm
 from omnistage.models.media.terms import BadMedia, FilmPreprocessing, MediaLimits, NoRoom, sample_frames
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -66,7 +65,7 @@ def published_sample(frames: int, rate_hz: float) -> list[int]:
     return taken[:count]
 
 
-def test_frames_are_taken_as_the_published_processor_takes_them(seed: int) -> None:
+async def test_frames_are_taken_as_the_published_processor_takes_them(seed: int) -> None:
     chance = random.Random(seed)
     for frames in [*range(2, 300), *(chance.randrange(300, 40_000) for _ in range(1000))]:
         rate_hz = chance.choice([10, 24_000 / 1001, 25, 29.97, 30, 60, chance.uniform(1, 120)])
@@ -329,12 +328,3 @@ def _moved(moov: bytes, by: int) -> bytes:
     count = int.from_bytes(moov[table : table + 4])
     places = [int.from_bytes(moov[table + 4 * index + 4 : table + 4 * index + 8]) + by for index in range(count)]
     return moov[: table + 4] + b"".join(place.to_bytes(4) for place in places) + moov[table + 4 + 4 * count :]
-
-
-async def test_transparent_frames_lie_on_white(shared_decoder: MediaDecoder) -> None:
-    frames = [Image.new("RGBA", (32, 32), (200, 0, 0, 255 * (number % 2))) for number in range(4)]
-    data = io.BytesIO()
-    frames[0].save(data, "GIF", save_all=True, append_images=frames[1:], duration=100, disposal=2)
-    film: DecodedFilm = await shared_decoder.film(data.getvalue(), ALL)
-    assert (film.frames[0] == 255).all()
-    assert np.abs(film.frames[1].astype(int) - (200, 0, 0)).max() <= 8

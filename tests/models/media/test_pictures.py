@@ -24,15 +24,8 @@ from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.terms import BadMedia, PicturePreprocessing
 
 LOSSLESS_AND_NOT: list[tuple[str, dict[str, Any]]] = [
-    ("PNG", {}),
-    ("JPEG", {"quality": 80}),
-    ("JPEG", {"quality": 70, "progressive": True, "subsampling": 2}),
-    ("WEBP", {"quality": 60}),
-    ("WEBP", {"lossless": True}),
-    ("GIF", {}),
-    ("BMP", {}),
-    ("TIFF", {"compression": "tiff_lzw"}),
-    ("AVIF", {"speed": 10}),
+    *(("PNG", {}), ("GIF", {}), ("BMP", {}), ("TIFF", {"compression": "tiff_lzw"}), ("AVIF", {"speed": 10}), ("JPEG", {"quality": 80})),
+    *(("JPEG", {"quality": 70, "progressive": True, "subsampling": 2}), ("WEBP", {"quality": 60}), ("WEBP", {"lossless": True})),
 ]
 MODES = ("L", "LA", "P", "RGBA", "1", "CMYK")
 EXIF_ORIENTATION = 0x0112

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,9 +23,8 @@ from PIL import Image
 
 from helpers import lengths, media_files
 from helpers.decoding import decoding
-from helpers.few_descriptors import few_descriptors
 from helpers.lengths import rounds
-from helpers.processes import wait_end
+from helpers.processes import few_descriptors, wait_end
 from helpers.waiting import turning, until
 from omnistage.models.media import child
 from omnistage.models.media.decoder import MediaDecoder
@@ -379,7 +378,8 @@ async def test_a_process_that_lies_is_not_believed(monkeypatch: pytest.MonkeyPat
             with pytest.raises(BadMedia, match="decoding it went wrong"):
                 await decoder.picture(b"anything")
             assert decoder.pids == []
-        with pytest.raises(BadMedia, match="decoding it went wrong") if kept else nullcontext():
+        ends: AbstractContextManager[object] = pytest.raises(BadMedia, match="decoding it went wrong") if kept else nullcontext()
+        with ends:
             assert (await decoder.picture(b"anything")).pixels.shape == (2, 2, 3)
 
 

@@ -137,8 +137,7 @@ async def test_who_keeps_transparency_gets_it_unless_a_ground_is_named(decoder: 
     assert np.array_equal(opaque[..., :3], media_files.pixels(seed, 24, 32)) and (opaque[..., 3] == 255).all()
 
 
-@lengths.drawn_cells(
-    2,
+@pytest.mark.parametrize(
     ("form", "codec", "pixel_format"),
     [
         *(("gif", "gif", ""), ("mov", "png", "rgba"), ("mov", "prores_ks", "yuva444p10le")),

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from helpers import causal_waves, lengths, waves
+from helpers.checkpoints import changed
 from helpers.omni_family import FAMILIES
-from helpers.qwen3_checkpoint import changed
 from helpers.waves import BLOCK, STREAMED, Codes, Samples, joined, samples, sounds
 from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.interface import BadRequest, Code2WavModel, WaveRequest

@@ -14,8 +14,8 @@ from transformers import WhisperFeatureExtractor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from helpers import lengths, media_files
+from helpers.checkpoints import VARIANTS, made
 from helpers.omni_reference import OmniReference, Qwen3Reference
-from helpers.qwen3_checkpoint import VARIANTS, made
 from omnistage.models.encoders.encoder import Grid, grid_of, patches_of
 from omnistage.models.encoders.preparing import Spectrograms, read_pictures
 from omnistage.models.encoders.starting import ThinkerParts

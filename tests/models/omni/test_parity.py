@@ -14,10 +14,9 @@ import pytest
 import torch
 
 from helpers import lengths
+from helpers.checkpoints import TINY, VARIANTS, change_json, changed, linked, made
 from helpers.models import text_pieces
-from helpers.omni_parity import KINDS, TOKENS, ParityQuestion, agreement, requests
-from helpers.omni_reference import OmniReference, Qwen3Reference
-from helpers.qwen3_checkpoint import TINY, VARIANTS, made
+from helpers.omni_reference import KINDS, TOKENS, OmniReference, ParityQuestion, Qwen3Reference, agreement, requests
 from omnistage.engine import attention, sampler
 from omnistage.engine.decoder import deepstack
 from omnistage.engine.memory import PAGE_ROWS
@@ -78,13 +77,9 @@ def loaded(family: str, folder: Path, settings: Mapping[str, Any], empty: Path) 
     """A Thinker. empty: a folder for a checkpoint with a smaller context."""
     options = dict(settings)
     if context := options.pop("context", 0):
-        for path in folder.iterdir():
-            (empty / path.name).symlink_to(path)
-        config = json.loads((folder / "config.json").read_text())
-        text = config["thinker_config"]["text_config"]
-        text["max_position_embeddings"] = context
-        (empty / "config.json").unlink()
-        (empty / "config.json").write_text(json.dumps(config))
+        text = json.loads((folder / "config.json").read_text())["thinker_config"]["text_config"]
+        change = {"thinker_config.text_config.max_position_embeddings": context}
+        change_json(linked(folder, empty) / "config.json", lambda values: changed(values, change))
         row = 2 * text["num_hidden_layers"] * text["num_key_value_heads"] * text["hidden_size"] // text["num_attention_heads"] * 4
         folder, options["kv_cache_bytes"] = empty, context * row
     model = load(family, "thinker", LoadOptions(path=folder, dtype="float32", **options))

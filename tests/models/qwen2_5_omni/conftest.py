@@ -3,59 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from helpers.checkpoints import linked
 from helpers.waves import loaded
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen2_5_omni.talker import Qwen2_5Talker, load_talker
-from omnistage.models.qwen2_5_omni.thinker import Qwen2_5Thinker, load_thinker
-from omnistage.models.qwen2_5_omni.wave.code2wav import FlowCode2Wav
+from omnistage.models.qwen2_5_omni.talker import load_talker
+from omnistage.models.qwen2_5_omni.thinker import load_thinker
 
 
 @pytest.fixture
 def copied(omni_checkpoint: Path, tmp_path: Path) -> Path:
-    """The checkpoint, to be changed: links, which whoever changes a file replaces."""
-    for path in omni_checkpoint.iterdir():
-        (tmp_path / path.name).symlink_to(path)
-    return tmp_path
+    """The checkpoint, to be changed."""
+    return linked(omni_checkpoint, tmp_path)
 
 
-@pytest.fixture(scope="module")
-def thinker(omni_checkpoint: Path) -> Iterator[Qwen2_5Thinker]:
-    model = load_thinker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32"))
-    yield model
-    asyncio.run(model.close())
+def _shared(load: Callable[[Path], Any]) -> Any:
+    """A fixture: a model of the checkpoint, loaded so."""
+
+    @pytest.fixture(scope="module")
+    def model(omni_checkpoint: Path) -> Iterator[Any]:
+        shared = load(omni_checkpoint)
+        yield shared
+        asyncio.run(shared.close())
+
+    return model
 
 
-@pytest.fixture(scope="module")
-def talker(omni_checkpoint: Path) -> Iterator[Qwen2_5Talker]:
-    model = load_talker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32"))
-    yield model
-    asyncio.run(model.close())
-
-
-@pytest.fixture(scope="module")
-def published(omni_checkpoint: Path) -> Iterator[FlowCode2Wav]:
-    """As it was published: 9 steps of the Runge-Kutta method."""
-    model = loaded(omni_checkpoint)
-    yield model
-    asyncio.run(model.close())
-
-
-@pytest.fixture(scope="module")
-def brief(omni_checkpoint: Path) -> Iterator[FlowCode2Wav]:
-    """With a third of the steps."""
-    model = loaded(omni_checkpoint, steps=3)
-    yield model
-    asyncio.run(model.close())
-
-
-@pytest.fixture(scope="module")
-def quick(omni_checkpoint: Path) -> Iterator[FlowCode2Wav]:
-    """Two evaluations: what is claimed has nothing to do with how many there are."""
-    model = loaded(omni_checkpoint, solver="euler", steps=2)
-    yield model
-    asyncio.run(model.close())
+thinker = _shared(lambda folder: load_thinker(folder, LoadOptions(path=folder, dtype="float32")))
+talker = _shared(lambda folder: load_talker(folder, LoadOptions(path=folder, dtype="float32")))
+published = _shared(loaded)
+"""As it was published: 9 steps of the Runge-Kutta method."""
+brief = _shared(lambda folder: loaded(folder, steps=3))
+"""With a third of the steps."""
+quick = _shared(lambda folder: loaded(folder, solver="euler", steps=2))
+"""Two evaluations: what is claimed has nothing to do with how many there are."""

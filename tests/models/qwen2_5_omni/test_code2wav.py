@@ -1,12 +1,14 @@
 """Code2Wav of Qwen2.5-Omni: the sound of Transformers where it computes the whole, and near to it where it does not wait for that; how far
-blocks and samples see; and what is told of it."""
+blocks and samples see; what is told of it; and the flow that it solves."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +20,10 @@ from helpers.speech_reference import WaveReference
 from helpers.waves import BLOCK, ENDS, SAMPLES, STREAMED, decibels, drawn, joined, loaded, samples, solved, sounded, sounds
 from omnistage.models.interface import BadRequest, Piece, Sound, WaveRequest
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen2_5_omni.wave.code2wav import FlowCode2Wav, PreparedSpeech, Speech, read_parts
+from omnistage.models.qwen2_5_omni.wave.code2wav import FlowCode2Wav, PreparedSpeech, Speech, noise, read_parts
 from omnistage.models.qwen2_5_omni.wave.config import SCHEDULES, read_wave_config, schedule_of
 from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD
-from omnistage.models.qwen2_5_omni.wave.window import Solver
+from omnistage.models.qwen2_5_omni.wave.window import METHODS, Solver, Trajectory
 from omnistage.models.speech.code2wav import sessions_of
 
 # Against Transformers --------------------------------------------------------------------------------------------------------------
@@ -193,3 +195,43 @@ def test_whatever_changes_a_sample_changes_the_revision(quick: FlowCode2Wav, omn
     for other in others:
         asyncio.run(other.close())
     assert len({quick.info.revision, *(other.info.revision for other in others)}) == 3
+
+
+# Noise and solvers ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_noise_belongs_to_its_block(seed: int) -> None:
+    """Whichever blocks are drawn with it; it is standard normal, and another one for each block and seed."""
+    whole = noise(seed, 0, 40, 24, 80).view(40, 24, 80)
+    for first in range(0, 37, 7):
+        assert torch.equal(noise(seed, first, 3, 24, 80).view(3, 24, 80), whole[first : first + 3])
+    assert abs(float(whole.mean())) < 0.02 and abs(float(whole.std()) - 1) < 0.02
+    flat = whole.view(40, -1).numpy().astype(np.float64)
+    assert np.abs(np.corrcoef(flat) - np.eye(40)).max() < 0.12
+    assert not torch.equal(noise(seed + 1, 0, 1, 24, 80), whole[0])
+    assert not torch.equal(noise(2**64 - 1, 2**40, 1, 24, 80), noise(2**64 - 2, 2**40, 1, 24, 80))
+
+
+def solution(name: str, steps: int) -> float:
+    """At 1, where y' = y cos(3t) and y(0) = 1."""
+    solver = Solver.of(name, steps)
+    trajectory = Trajectory(solver, torch.ones(1, dtype=torch.float64))
+    for time in solver.evaluation_times():
+        trajectory.take(trajectory.point * math.cos(3 * time))
+    assert trajectory.done
+    return float(trajectory.point)
+
+
+@pytest.mark.parametrize(("name", "order"), [("rk4", 4), ("midpoint", 2), ("euler", 1)])
+def test_a_method_has_its_order(name: str, order: int) -> None:
+    """Twice the steps, 2^-order of the error; in float64."""
+    exact = math.exp(math.sin(3) / 3)
+    coarse, fine = (abs(solution(name, steps) - exact) for steps in (20, 40))
+    assert abs(math.log2(coarse / fine) - order) < 0.3
+
+
+def test_steps_are_evaluations() -> None:
+    assert {name: Solver.of(name, 9).evaluations for name in METHODS} == {"rk4": 36, "midpoint": 18, "euler": 9}
+    times = Solver.of("rk4", 9).times
+    assert times[0] == 0 and times[-1] == 1 and all(begin < end for begin, end in pairwise(times))
+    assert np.allclose(times, [1 - math.cos(math.pi / 2 * step / 9) for step in range(10)], atol=1e-6)

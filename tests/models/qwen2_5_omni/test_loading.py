@@ -14,6 +14,7 @@ import structlog
 import torch
 from safetensors.torch import load_file, save_file
 
+from helpers.checkpoints import change_json
 from omnistage.models.checkpoint.files import check_files
 from omnistage.models.encoders.preparing import Spectrograms, read_pictures
 from omnistage.models.encoders.reader import preprocessing_of
@@ -33,14 +34,6 @@ ROW_BYTES = 36 << 10
 """Keys and values of one token of the 3B, in bfloat16."""
 
 
-def change(path: Path, how: Callable[[dict[str, Any]], object]) -> None:
-    """An object in JSON."""
-    values = json.loads(path.read_text())
-    how(values)
-    path.unlink()
-    path.write_text(json.dumps(values))
-
-
 def change_weights(folder: Path, how: Callable[[dict[str, torch.Tensor]], object]) -> None:
     """The weights of the first shard."""
     index = folder / "model.safetensors.index.json"
@@ -54,7 +47,7 @@ def change_weights(folder: Path, how: Callable[[dict[str, torch.Tensor]], object
         others = {name: file for name, file in values["weight_map"].items() if file != shard}
         values["weight_map"] = others | dict.fromkeys(weights, shard)
 
-    change(index, listed)
+    change_json(index, listed)
 
 
 def refused(folder: Path, **settings: Any) -> str:
@@ -66,7 +59,7 @@ def refused(folder: Path, **settings: Any) -> str:
 @pytest.mark.parametrize("inner", [True, False], ids=["of the Thinker", "of all"])
 def test_quantized_weights_are_refused_by_name(copied: Path, inner: bool) -> None:
     quantized = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
-    change(copied / "config.json", lambda config: (config["thinker_config"] if inner else config).update(quantized))
+    change_json(copied / "config.json", lambda config: (config["thinker_config"] if inner else config).update(quantized))
     assert "quantized by gptq are not supported" in refused(copied)
 
 
@@ -102,9 +95,9 @@ def test_a_weight_that_is_missing_or_that_nobody_reads_is_named(copied: Path) ->
     ],
 )
 def test_a_file_that_does_not_fit_the_model_is_named(copied: Path, file: str, how: Callable[[dict[str, Any]], object], told: str) -> None:
-    change(copied / file, how)
+    change_json(copied / file, how)
     if file == "chat_template.json":
-        change(copied / "tokenizer_config.json", lambda values: values.pop("chat_template", None))
+        change_json(copied / "tokenizer_config.json", lambda values: values.pop("chat_template", None))
     assert told in refused(copied)
 
 
@@ -118,7 +111,7 @@ def test_what_transformers_writes_is_read_too(copied: Path, omni_checkpoint: Pat
         for name in ("image", "audio", "video"):
             config["thinker_config"][f"{name}_token_id"] = config["thinker_config"].pop(f"{name}_token_index")
 
-    change(copied / "config.json", spelt)
+    change_json(copied / "config.json", spelt)
     index = copied / "model.safetensors.index.json"
     shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     weights = {name: weight.half() for shard in shards for name, weight in load_file(copied / shard).items()}

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from helpers import lengths, media_files
+from helpers.checkpoints import VARIANTS, made
 from helpers.models import said
-from helpers.qwen3_checkpoint import VARIANTS, made
 from omnistage.models.conversation import Media, Part, TextConstraint, Turn
 from omnistage.models.encoders.thinker import MediaThinker
 from omnistage.models.interface import Sampling, TextPiece, TextRequest

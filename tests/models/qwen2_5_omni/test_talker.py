@@ -4,7 +4,6 @@ refuses."""
 from __future__ import annotations
 
 import asyncio
-import json
 import pickle
 import random
 import zipfile
@@ -19,6 +18,7 @@ import pytest
 import torch
 
 from helpers import lengths
+from helpers.checkpoints import change_json
 from helpers.models import ROW_PORTS, RowInputs, speak
 from helpers.waiting import until
 from omnistage.engine.memory import PAGE_ROWS, page_bytes
@@ -488,14 +488,6 @@ def test_a_table_of_voices_that_is_damaged_is_told_or_read(copied: Path, seed: i
     assert outcomes.count(False) > 100
 
 
-def _edited(copied: Path, edit: Callable[[dict[str, Any]], object]) -> None:
-    path = copied / "config.json"
-    values = json.loads(path.read_text())
-    edit(values)
-    path.unlink()
-    path.write_text(json.dumps(values))
-
-
 @pytest.mark.parametrize(
     ("edit", "told"),
     [
@@ -510,7 +502,7 @@ def _edited(copied: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     ],
 )
 def test_a_config_that_does_not_fit_is_told(copied: Path, edit: Callable[[dict[str, Any]], object], told: str) -> None:
-    _edited(copied, edit)
+    change_json(copied / "config.json", edit)
     refused(copied, told)
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import random
-import shutil
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
@@ -18,6 +15,7 @@ import pytest
 from PIL import Image
 
 from helpers import lengths, media_files
+from helpers.checkpoints import change_json
 from helpers.models import said, text_pieces
 from helpers.waiting import until
 from omnistage.models.conversation import Media, Part, Streamed, Turn
@@ -111,27 +109,19 @@ async def test_a_history_becomes_text_on_a_thread(
     assert threads == ["tokenizer"] * len(ids)
 
 
-async def rows(thinker: Qwen2_5Thinker, request: TextRequest) -> tuple[int, dict[str, np.ndarray]]:
-    """Tokens of the prompt that were found computed, and the rows of each port."""
+async def rows(
+    thinker: Qwen2_5Thinker, request: TextRequest, ports: Sequence[str] = ("text", "prompt", "hidden")
+) -> tuple[int, dict[str, np.ndarray]]:
+    """Tokens of the prompt that were found computed, and the rows of each port. ports: those that are wanted."""
     found, made = 0, dict[str, list[np.ndarray]]()
-    async with aclosing(said(thinker, request, {"text": 0, "prompt": 0, "hidden": 0})) as pieces:
+    async with aclosing(said(thinker, request, dict.fromkeys(ports, 0))) as pieces:
         async for piece in pieces:
             if isinstance(piece, TextPiece):
+                assert "text" in ports
                 found += piece.cached_tokens
             elif len(piece.rows):
                 made.setdefault(piece.port, []).append(piece.rows.copy())
     return found, {port: np.concatenate(parts) for port, parts in made.items()}
-
-
-async def rows_of(thinker: Qwen2_5Thinker, request: TextRequest, ports: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """The rows that are wanted beside the text."""
-    made: dict[str, list[np.ndarray]] = {port: [] for port in ports}
-    async with aclosing(said(thinker, request, dict.fromkeys(ports, 0))) as pieces:
-        async for piece in pieces:
-            assert isinstance(piece, TensorRows)
-            if len(piece.rows):
-                made[piece.port].append(piece.rows.copy())
-    return {port: np.concatenate(parts) for port, parts in made.items()}
 
 
 async def test_text_that_is_given_has_the_rows_of_an_answer(thinker: Qwen2_5Thinker, seed: int) -> None:
@@ -145,7 +135,7 @@ async def test_text_that_is_given_has_the_rows_of_an_answer(thinker: Qwen2_5Thin
     assert {piece.port for piece in pieces if isinstance(piece, TensorRows) and piece.last} == {"prompt", "hidden"}
     answer = replace(asked(seed), history=ids, finished=FinishReason.STOP, max_tokens=len(ids) + 1)
     ports = ("prompt", "hidden")
-    expected, made = await rows_of(thinker, answer, ports), await rows_of(thinker, given, ports)
+    (_, expected), (_, made) = await rows(thinker, answer, ports), await rows(thinker, given, ports)
     assert len(made["hidden"]) == len(ids)
     assert all(np.array_equal(made[port], expected[port]) for port in ports)
     rest = [piece async for piece in said(thinker, replace(given, history=ids[:5]), {"text": 5, "hidden": 3})]
@@ -176,12 +166,12 @@ async def test_the_token_that_was_drawn_last_has_a_row_only_where_an_end_was_dra
     else:
         assert reason is FinishReason.STOP and 0 < len(hidden) < len(came) < TOKENS
     finished = replace(request, history=came, finished=reason)
-    assert np.array_equal((await rows_of(thinker, finished, ("hidden",)))["hidden"], hidden)
+    assert np.array_equal((await rows(thinker, finished, ("hidden",)))[1]["hidden"], hidden)
 
 
 async def test_text_that_is_given_needs_no_conversation(thinker: Qwen2_5Thinker, seed: int) -> None:
     given = TextRequest((), seed, verbatim="Hello there.")
-    made = await rows_of(thinker, given, ("prompt", "hidden"))
+    _, made = await rows(thinker, given, ("prompt", "hidden"))
     assert len(made["hidden"]) == len(thinker.tokenizer.encode("Hello there.")) and len(made["prompt"])
 
 
@@ -364,14 +354,10 @@ async def test_media_that_cannot_be_read_are_told_and_the_next_is_answered(
     assert len(await tokens(thinker, asked(seed, picture(seed)))) == TOKENS
 
 
-async def test_a_token_that_is_in_no_answer_is_in_no_history(omni_checkpoint: Path, seed: int, tmp_path: Path) -> None:
+async def test_a_token_that_is_in_no_answer_is_in_no_history(copied: Path, seed: int) -> None:
     """Special ones, those that only end an answer, and what the checkpoint says that ends one, though it is text."""
-    folder = tmp_path / "checkpoint"
-    shutil.copytree(omni_checkpoint, folder, copy_function=os.link)
-    generation = json.loads((folder / "generation_config.json").read_text())
-    (folder / "generation_config.json").unlink()
-    (folder / "generation_config.json").write_text(json.dumps(generation | {"eos_token_id": [300]}))
-    thinker = loaded(folder)
+    change_json(copied / "generation_config.json", lambda generation: generation.update(eos_token_id=[300]))
+    thinker = loaded(copied)
     special = thinker.tokenizer.special.values()
     assert 300 not in special and thinker.tokenizer.ends & set(special)
     for token_id in {300, *special, *thinker.tokenizer.ends}:

@@ -20,9 +20,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers import lengths
+from helpers.checkpoints import Change, Weights, changed, in_blocks
 from helpers.models import RowInputs
-from helpers.packed import in_blocks
-from helpers.talker_reference import CHAT, PENALTY, SIZES, TTS, TalkerConversation, TalkerReference
+from helpers.talker_reference import CHAT, PENALTY, SIZES, TTS, SpokenFrames, TalkerConversation, TalkerReference
 from helpers.waiting import until
 from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.models.checkpoint.files import BadCheckpoint
@@ -68,10 +68,30 @@ async def spoken(talker: Qwen3Talker, rows: Sequence[TensorRows], request: Speec
         return [tuple(frame) async for made in frames for frame in made.rows.tolist()]
 
 
+def config_of(reference: TalkerReference) -> dict[str, Any]:
+    whole: dict[str, Any] = json.loads((reference.folder / "config.json").read_text())
+    return whole
+
+
+def copied(reference: TalkerReference, folder: Path, change: Change, weights: Weights | None = None) -> Path:
+    """A checkpoint with a changed config. weights: other ones."""
+    (folder / "config.json").write_text(json.dumps(changed(config_of(reference), change)))
+    if weights is None:
+        (folder / "model.safetensors").symlink_to(reference.folder / "model.safetensors")
+    else:
+        reference.save(weights, folder)
+    return folder
+
+
 def some(reference: TalkerReference, seed: int, count: int) -> list[TalkerConversation]:
     """Conversations of all kinds: text, a picture, a sound."""
     kinds: tuple[dict[str, bool], ...] = ({}, {"picture": True}, {"sound": True})
     return [reference.asked(seed + n, tokens=3 + 5 * n % 17, words=2 + 31 * n % 75, **kinds[n % 3]) for n in range(count)]
+
+
+def sure_frames(expected: SpokenFrames) -> int:
+    """The frames before the first one with two codes that are almost equally good."""
+    return next((n for n, gap in enumerate(expected.gaps) if gap < CLOSE), len(expected.gaps))
 
 
 # Speech of Transformers --------------------------------------------------------------------------------------------------------------
@@ -79,12 +99,11 @@ def some(reference: TalkerReference, seed: int, count: int) -> list[TalkerConver
 
 @lengths.rounds(2, 12)
 async def test_greedy_frames_are_those_of_transformers(reference: TalkerReference, talker: Qwen3Talker, rounds: int, seed: int) -> None:
-    """Its `generate` and a loop that computes everything anew say the same. A frame with two codes that are almost equally good ends the
-    comparison."""
+    """Its `generate` and a loop that computes everything anew say the same."""
     compared = 0
     for asked in some(reference, seed, rounds + 1)[1:]:
         expected = reference.spoken(asked, FRAMES)
-        sure = next((n for n, gap in enumerate(expected.gaps) if gap < CLOSE), len(expected.gaps))
+        sure = sure_frames(expected)
         assert reference.generated(asked, sure + 1)[:sure] == expected.frames[:sure]
         assert (await spoken(talker, reference.rows(asked), speech(1, asked, sampling=GREEDY)))[:sure] == expected.frames[:sure]
         assert len(set(expected.frames)) > len(expected.frames) // 2
@@ -215,13 +234,17 @@ async def test_a_conversation_that_goes_on_is_not_read_again(reference: TalkerRe
     assert await computed(replace(places, rows=other)) > 150
 
 
-async def test_a_speech_ends_with_its_end(reference: TalkerReference, talker: Qwen3Talker, seed: int) -> None:
+async def test_a_speech_ends_with_its_end_or_with_as_many_frames_as_it_may_have(
+    reference: TalkerReference, talker: Qwen3Talker, seed: int
+) -> None:
     """Nothing of the end is put out."""
     asked = reference.asked(seed)
+    rows, unended = reference.rows(asked), endless(talker, seed, asked)
     ended = speech(seed, asked, sampling=replace(GREEDY, logit_bias={talker.config.codec.eos: 100.0}))
-    assert await spoken(talker, reference.rows(asked), ended) == []
-    first, *_ = await spoken(talker, reference.rows(asked), endless(talker, seed, asked))
+    assert await spoken(talker, rows, ended) == []
+    first, *_ = await spoken(talker, rows, unended)
     assert len(first) == reference.size.groups
+    assert await spoken(talker, rows, replace(unended, max_frames=1)) == [first]
 
 
 async def test_an_answer_without_a_word_has_no_speech(reference: TalkerReference, talker: Qwen3Talker, seed: int) -> None:
@@ -235,16 +258,10 @@ async def test_an_answer_without_a_word_has_no_speech(reference: TalkerReference
 async def test_an_answer_may_be_one_token_or_thousands(reference: TalkerReference, talker: Qwen3Talker, tokens: int, seed: int) -> None:
     asked = reference.asked(seed, tokens=tokens)
     expected = reference.spoken(asked, 4)
-    sure = next((n for n, gap in enumerate(expected.gaps) if gap < CLOSE), len(expected.gaps))
+    sure = sure_frames(expected)
     frames = await spoken(talker, reference.rows(asked), speech(seed, asked, frames=4, sampling=GREEDY))
     assert frames[:sure] == expected.frames[:sure]
     assert talker.engine.stats().pages_used == 0
-
-
-async def test_a_speech_of_one_frame(reference: TalkerReference, talker: Qwen3Talker, seed: int) -> None:
-    asked = reference.asked(seed)
-    whole = await spoken(talker, reference.rows(asked), endless(talker, seed, asked))
-    assert await spoken(talker, reference.rows(asked), replace(endless(talker, seed, asked), max_frames=1)) == whole[:1]
 
 
 async def test_what_is_no_code_is_never_drawn(reference: TalkerReference, talker: Qwen3Talker, seed: int) -> None:
@@ -267,11 +284,8 @@ async def test_a_voice_has_its_name_in_any_letters(reference: TalkerReference, t
 
 async def test_a_checkpoint_may_have_one_voice(reference: TalkerReference, tmp_path: Path, seed: int) -> None:
     """Which speaks where none is named."""
-    whole = json.loads((reference.folder / "config.json").read_text())
-    whole["talker_config"]["speaker_id"] = {"aiden": whole["talker_config"]["speaker_id"]["aiden"]}
-    (tmp_path / "config.json").write_text(json.dumps(whole))
-    (tmp_path / "model.safetensors").symlink_to(reference.folder / "model.safetensors")
-    talker, asked = load(tmp_path), reference.asked(seed)
+    voices = {"aiden": config_of(reference)["talker_config"]["speaker_id"]["aiden"]}
+    talker, asked = load(copied(reference, tmp_path, {"talker_config.speaker_id": voices})), reference.asked(seed)
     with pytest.raises(BadRequest, match="there is no voice 'Ethan'; the only voice is aiden"):
         await talker.prepare(replace(speech(1), voice="Ethan"))
     made = [await spoken(talker, reference.rows(asked), replace(endless(talker, seed, asked), voice=voice)) for voice in ("", "AIDEN")]
@@ -327,52 +341,44 @@ async def test_a_row_that_is_neither_text_nor_a_medium_is_refused(reference: Tal
         assert told.value.field == "talker"
 
 
-Change = tuple[tuple[str, ...], Any, str]
-BAD: dict[str, Change] = {
-    "no talker": (("enable_audio_output",), False, "has no Talker"),
-    "no section of it": (("talker_config",), {}, "has no Talker"),
-    "nothing that makes sound of its codes": (("code2wav_config",), None, "has no Talker"),
-    "a switch of another type": (("enable_audio_output",), "no", "'enable_audio_output' is 'no', which is no bool"),
-    "a section of another type": (("code2wav_config",), [1], "lacks the object 'code2wav_config'"),
-    "another model": (("model_type",), "qwen2_5_omni", "not a 'qwen3_omni_moe'"),
-    "rows of another width": (("thinker_config", "text_config", "hidden_size"), 7, "is not that of the rows of the Thinker"),
-    "another number of codes": (("talker_config", "code_predictor_config", "num_code_groups"), 3, "a frame of the Talker has 3"),
-    "codes that the sound has not": (("code2wav_config", "codebook_size"), 8, "'codebook_size' is 8"),
-    "codes that the sound has not one of": (("code2wav_config", "num_quantizers"), 4, "'num_quantizers' is 4"),
-    "an end that is a code": (("talker_config", "codec_eos_token_id"), 3, "item 3 is a code"),
-    "a voice that there is not": (("talker_config", "speaker_id"), {"eve": 1 << 20}, "item 1048576 is a code, or none"),
-    "no voice": (("talker_config", "speaker_id"), {}, "names no voice"),
-    "no codes": (("talker_config", "text_config", "vocab_size"), 1024, "none is left"),
-    "too many experts": (("talker_config", "text_config", "num_experts_per_tok"), 500, "is 500, of "),
-    "no turning": (("talker_config", "code_predictor_config", "rope_theta"), 0, "'rope_theta' is 0"),
-    "less than nothing": (("talker_config", "text_config", "rms_norm_eps"), -1.0, "'rms_norm_eps' is -1"),
-    "biases that there are not": (("talker_config", "text_config", "attention_bias"), True, r"lacks .*talker\.model\..*q_proj\.bias"),
-    "biases of the predictor": (("talker_config", "code_predictor_config", "attention_bias"), True, r"code_predictor\..*q_proj\.bias"),
-    "another activation": (("talker_config", "text_config", "hidden_act"), "gelu", "only 'silu'"),
-    "windows": (("talker_config", "code_predictor_config", "layer_types"), ["sliding_attention"], "sliding windows"),
-    "positions of another kind": (("talker_config", "text_config", "rope_scaling", "rope_type"), "yarn", "'yarn' are not supported"),
-    "two axes": (("talker_config", "text_config", "rope_scaling", "mrope_section"), [8, 8], r"is \[8, 8\]: it needs"),
-    "an axis without a pair": (("talker_config", "text_config", "rope_scaling", "mrope_section"), [16, 0, 0], "above 0 for each of 3"),
-    "packed weights": (("talker_config", "quantization_config"), {"quant_method": "gptq"}, "quantized by gptq"),
-    "a token that there is not": (("tts_eos_token_id",), 1 << 20, "the Thinker has 90 tokens"),
-    "no upsampling": (("code2wav_config", "upsample_rates"), [8, 0], "give rates of 1 and more"),
-    "more samples than a frame may have": (("code2wav_config", "upsample_rates"), [1 << 40], "24000 in all at most"),
-    "more samples of both": (("code2wav_config", "upsample_rates"), [20000], "make 80000 samples of a frame: 24000 are the most"),
+BAD: dict[str, tuple[str, Any, str]] = {
+    "no talker": ("enable_audio_output", False, "has no Talker"),
+    "no section of it": ("talker_config", {}, "has no Talker"),
+    "nothing that makes sound of its codes": ("code2wav_config", None, "has no Talker"),
+    "a switch of another type": ("enable_audio_output", "no", "'enable_audio_output' is 'no', which is no bool"),
+    "a section of another type": ("code2wav_config", [1], "lacks the object 'code2wav_config'"),
+    "another model": ("model_type", "qwen2_5_omni", "not a 'qwen3_omni_moe'"),
+    "rows of another width": ("thinker_config.text_config.hidden_size", 7, "is not that of the rows of the Thinker"),
+    "another number of codes": ("talker_config.code_predictor_config.num_code_groups", 3, "a frame of the Talker has 3"),
+    "codes that the sound has not": ("code2wav_config.codebook_size", 8, "'codebook_size' is 8"),
+    "codes that the sound has not one of": ("code2wav_config.num_quantizers", 4, "'num_quantizers' is 4"),
+    "an end that is a code": ("talker_config.codec_eos_token_id", 3, "item 3 is a code"),
+    "a voice that there is not": ("talker_config.speaker_id", {"eve": 1 << 20}, "item 1048576 is a code, or none"),
+    "no voice": ("talker_config.speaker_id", {}, "names no voice"),
+    "no codes": ("talker_config.text_config.vocab_size", 1024, "none is left"),
+    "too many experts": ("talker_config.text_config.num_experts_per_tok", 500, "is 500, of "),
+    "no turning": ("talker_config.code_predictor_config.rope_theta", 0, "'rope_theta' is 0"),
+    "less than nothing": ("talker_config.text_config.rms_norm_eps", -1.0, "'rms_norm_eps' is -1"),
+    "biases that there are not": ("talker_config.text_config.attention_bias", True, r"lacks .*talker\.model\..*q_proj\.bias"),
+    "biases of the predictor": ("talker_config.code_predictor_config.attention_bias", True, r"code_predictor\..*q_proj\.bias"),
+    "another activation": ("talker_config.text_config.hidden_act", "gelu", "only 'silu'"),
+    "windows": ("talker_config.code_predictor_config.layer_types", ["sliding_attention"], "sliding windows"),
+    "positions of another kind": ("talker_config.text_config.rope_scaling.rope_type", "yarn", "'yarn' are not supported"),
+    "two axes": ("talker_config.text_config.rope_scaling.mrope_section", [8, 8], r"is \[8, 8\]: it needs"),
+    "an axis without a pair": ("talker_config.text_config.rope_scaling.mrope_section", [16, 0, 0], "above 0 for each of 3"),
+    "packed weights": ("talker_config.quantization_config", {"quant_method": "gptq"}, "quantized by gptq"),
+    "a token that there is not": ("tts_eos_token_id", 1 << 20, "the Thinker has 90 tokens"),
+    "no upsampling": ("code2wav_config.upsample_rates", [8, 0], "give rates of 1 and more"),
+    "more samples than a frame may have": ("code2wav_config.upsample_rates", [1 << 40], "24000 in all at most"),
+    "more samples of both": ("code2wav_config.upsample_rates", [20000], "make 80000 samples of a frame: 24000 are the most"),
 }
 
 
 @pytest.mark.parametrize("name", sorted(BAD))
 def test_a_config_that_does_not_fit_is_refused(reference: TalkerReference, tmp_path: Path, name: str) -> None:
-    *path, key = BAD[name][0]
-    whole = json.loads((reference.folder / "config.json").read_text())
-    place = whole
-    for step in path:
-        place = place[step]
-    place[key] = BAD[name][1]
-    (tmp_path / "config.json").write_text(json.dumps(whole))
-    (tmp_path / "model.safetensors").symlink_to(reference.folder / "model.safetensors")
-    with pytest.raises(BadCheckpoint, match=BAD[name][2]):
-        load(tmp_path)
+    path, value, told = BAD[name]
+    with pytest.raises(BadCheckpoint, match=told):
+        load(copied(reference, tmp_path, {path: value}))
 
 
 def test_what_a_config_says_of_frames(reference: TalkerReference) -> None:
@@ -410,8 +416,7 @@ async def test_a_packed_thinker_is_unpacked(reference: TalkerReference, tmp_path
     (name,) = (name for name in weights if name.startswith("thinker.") and name.endswith("embed_tokens.weight"))
     weights |= {**in_blocks(name, weights[name], (128, 128)), f"{name.removesuffix('weight')}input_scale": torch.ones(1)}
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
-    whole = json.loads((reference.folder / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**whole, "quantization_config": {"quant_method": "fp8"}}))
+    (tmp_path / "config.json").write_text(json.dumps({**config_of(reference), "quantization_config": {"quant_method": "fp8"}}))
     await load(tmp_path).close()
 
 
@@ -421,18 +426,15 @@ async def test_a_packed_thinker_is_unpacked(reference: TalkerReference, tmp_path
 def test_a_weight_that_is_missing_is_named(reference: TalkerReference, tmp_path: Path, name: str) -> None:
     weights = published_weights(reference.talker.state_dict())
     del weights[f"talker.{name}.weight"]
-    (tmp_path / "config.json").symlink_to(reference.folder / "config.json")
-    reference.save(weights, tmp_path)
     with pytest.raises((BadCheckpoint, ValueError), match=re.escape(f"{name.removeprefix('model.')}.weight")):
-        load(tmp_path)
+        load(copied(reference, tmp_path, {}, weights))
 
 
 def test_an_expert_of_another_shape_is_named(reference: TalkerReference, tmp_path: Path) -> None:
     """The check is of all experts together too: one too many would not be missed."""
     name = "talker.model.layers.1.mlp.experts.2.up_proj.weight"
-    (tmp_path / "config.json").symlink_to(reference.folder / "config.json")
     weights = published_weights(reference.talker.state_dict())
-    reference.save({**weights, name: weights[name][1:].clone()}, tmp_path)
+    copied(reference, tmp_path, {}, {**weights, name: weights[name][1:].clone()})
     with pytest.raises(BadCheckpoint, match=rf"{re.escape(name)} is \[.*, and by config\.json it is"):
         load(tmp_path)
     weights = {f"talker.{name}": value for name, value in reference.talker.state_dict().items()}
@@ -443,18 +445,16 @@ def test_an_expert_of_another_shape_is_named(reference: TalkerReference, tmp_pat
 
 
 def test_a_weight_that_nobody_reads_is_named(reference: TalkerReference, tmp_path: Path) -> None:
-    (tmp_path / "config.json").symlink_to(reference.folder / "config.json")
     extra = {"talker.model.layers.0.mlp.experts.99.up_proj.weight": torch.zeros(2, 2)}
-    reference.save({**published_weights(reference.talker.state_dict()), **extra}, tmp_path)
     with pytest.raises(BadCheckpoint, match=r"experts\.99\.up_proj"):
-        load(tmp_path)
+        load(copied(reference, tmp_path, {}, {**published_weights(reference.talker.state_dict()), **extra}))
 
 
-MUTATIONS: dict[str, tuple[tuple[str, ...], Any]] = {
-    "another base of positions": (("text_config", "rope_scaling", "rope_theta"), 100.0),
-    "weights of experts that do not add up to 1": (("text_config", "norm_topk_prob"), False),
-    "another base of positions within a frame": (("code_predictor_config", "rope_theta"), 100.0),
-    "another item before the first code": (("codec_bos_id",), None),
+MUTATIONS: dict[str, tuple[str, Any]] = {
+    "another base of positions": ("text_config.rope_scaling.rope_theta", 100.0),
+    "weights of experts that do not add up to 1": ("text_config.norm_topk_prob", False),
+    "another base of positions within a frame": ("code_predictor_config.rope_theta", 100.0),
+    "another item before the first code": ("codec_bos_id", None),
 }
 
 
@@ -468,16 +468,8 @@ async def test_a_talker_that_is_a_little_different_says_something_else(
 ) -> None:
     """So the comparisons above would see it."""
     path, value = MUTATIONS[name]
-    whole = json.loads((reference.folder / "config.json").read_text())
-    place = whole["talker_config"]
-    for step in path[:-1]:
-        place = place[step]
-    if value is None:
-        value = place[path[-1]] + 11
-    place[path[-1]] = value
-    (tmp_path / "config.json").write_text(json.dumps(whole))
-    (tmp_path / "model.safetensors").symlink_to(reference.folder / "model.safetensors")
-    other = load(tmp_path)
+    value = config_of(reference)["talker_config"]["codec_bos_id"] + 11 if value is None else value
+    other = load(copied(reference, tmp_path, {f"talker_config.{path}": value}))
     assert await pictured(other, reference, seed) != await pictured(talker, reference, seed)
     await other.close()
 
@@ -500,10 +492,9 @@ async def pictured(talker: Qwen3Talker, reference: TalkerReference, seed: int, a
 )
 async def test_the_shared_expert_is_heard(reference: TalkerReference, talker: Qwen3Talker, tmp_path: Path, seed: int) -> None:
     """Where it adds nothing, another speech is made: the comparisons above would see a Talker without it."""
-    (tmp_path / "config.json").symlink_to(reference.folder / "config.json")
     weights = published_weights(reference.talker.state_dict())
-    reference.save({name: value * (".shared_expert.down_proj." not in name) for name, value in weights.items()}, tmp_path)
-    other = load(tmp_path)
+    deaf = {name: value * (".shared_expert.down_proj." not in name) for name, value in weights.items()}
+    other = load(copied(reference, tmp_path, {}, deaf))
     assert await pictured(other, reference, seed) != await pictured(talker, reference, seed)
     await other.close()
 

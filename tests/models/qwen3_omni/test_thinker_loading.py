@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +14,8 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
 
 from helpers import lengths
+from helpers.checkpoints import Weights, change_json, change_weights, changed, in_blocks, linked
 from helpers.omni_reference import Qwen3Reference
-from helpers.packed import in_blocks
-from helpers.qwen3_checkpoint import Weights, change_weights, changed
 from omnistage.engine.attention import choose_backend
 from omnistage.engine.devices import ALONE, Distributed
 from omnistage.engine.results import fixed_results
@@ -41,18 +39,12 @@ BLOCK = (32, 48)
 
 @pytest.fixture
 def copied(qwen3_checkpoint: Path, tmp_path: Path) -> Path:
-    """The checkpoint, to be changed: links, which whoever changes a file replaces."""
-    for path in qwen3_checkpoint.iterdir():
-        (tmp_path / path.name).symlink_to(path)
-    return tmp_path
+    """The checkpoint, to be changed."""
+    return linked(qwen3_checkpoint, tmp_path)
 
 
-def change(path: Path, how: Callable[[dict[str, Any]], object]) -> None:
-    """An object in JSON."""
-    values = json.loads(path.read_text())
-    how(values)
-    path.unlink()
-    path.write_text(json.dumps(values))
+def change_config(folder: Path, how: Callable[[dict[str, Any]], object]) -> None:
+    change_json(folder / "config.json", how)
 
 
 def refused(folder: Path) -> str:
@@ -106,7 +98,7 @@ TEXT, EYES, EARS = (f"thinker_config.{part}_config" for part in ("text", "vision
     ],
 )
 def test_a_config_that_does_not_fit_is_told(copied: Path, path: str, value: object, told: str) -> None:
-    change(copied / "config.json", lambda values: changed(values, {path: value}))
+    change_config(copied, lambda values: changed(values, {path: value}))
     assert told in refused(copied)
 
 
@@ -119,9 +111,7 @@ def test_a_folder_without_a_whole_tokenizer_is_refused(copied: Path, file: str, 
 
 
 def test_ids_of_media_that_are_the_same_are_told(copied: Path) -> None:
-    change(
-        copied / "config.json", lambda values: values["thinker_config"].update(image_token_id=values["thinker_config"]["audio_token_id"])
-    )
+    change_config(copied, lambda values: values["thinker_config"].update(image_token_id=values["thinker_config"]["audio_token_id"]))
     assert "the token ids of media must differ, and be 0 to " in refused(copied)
 
 
@@ -154,7 +144,7 @@ def test_a_bias_that_the_config_does_not_speak_of_is_named(copied: Path, name: s
     unkept="biases that the config speaks of are read",
 )
 def test_biases_of_attention_are_there_where_the_config_says_so(copied: Path, qwen3_checkpoint: Path) -> None:
-    change(copied / "config.json", lambda values: changed(values, {f"{TEXT}.attention_bias": True}))
+    change_config(copied, lambda values: changed(values, {f"{TEXT}.attention_bias": True}))
     products = ("q_proj", "k_proj", "v_proj", "o_proj")
     biases = Weights()
 
@@ -215,7 +205,7 @@ def test_experts_that_are_stored_together_are_those_that_are_stored_one_by_one(c
 @lengths.long_form(unkept="a head counts more than a config that ties it")
 def test_a_head_that_is_there_is_used_though_the_config_ties_it(copied: Path, qwen3_checkpoint: Path) -> None:
     """As Transformers 5 does it, and as it says itself."""
-    change(copied / "config.json", lambda values: values["thinker_config"].update(tie_word_embeddings=True))
+    change_config(copied, lambda values: values["thinker_config"].update(tie_word_embeddings=True))
     assert all(map(torch.equal, results(copied), results(qwen3_checkpoint)))
 
 
@@ -268,7 +258,7 @@ def test_floats_of_eight_bits_are_those_that_they_stand_for(copied: Path, layout
 
     change_weights(copied, pack)
     said = {"quant_method": "fp8", "weight_block_size": list(BLOCK), "activation_scheme": "dynamic"}
-    change(copied / "config.json", lambda values: values.update(quantization_config=said))
+    change_config(copied, lambda values: values.update(quantization_config=said))
     found = results(copied)
     assert read_talker_config(copied).experts.experts == 11 and read_wave_config(copied).codebooks > 1
     plain = Weights()
@@ -278,7 +268,7 @@ def test_floats_of_eight_bits_are_those_that_they_stand_for(copied: Path, layout
         elif not name.endswith("_scale_inv"):
             plain[name] = weight
     _change_one(copied, {}, plain)
-    change(copied / "config.json", lambda values: values.pop("quantization_config"))
+    change_config(copied, lambda values: values.pop("quantization_config"))
     assert all(map(torch.equal, found, results(copied)))
 
 
@@ -298,7 +288,7 @@ def test_what_transformers_saves_is_read(qwen3_checkpoint: Path, tmp_path: Path)
 @lengths.drawn_cells(1, "said", [{"enable_audio_output": False}, {"talker_config": {}}, {"code2wav_config": None}], ids=str)
 def test_a_checkpoint_without_a_talker_gives_text_alone(copied: Path, said: dict[str, object]) -> None:
     speaking = load_thinker(copied, LoadOptions(path=copied, dtype="float32"))
-    change(copied / "config.json", lambda values: values.update(said))
+    change_config(copied, lambda values: values.update(said))
     silent = load_thinker(copied, LoadOptions(path=copied, dtype="float32"))
     assert [port.name for port in speaking.info.produces] == ["text", "prompt", "places", "hidden"]
     assert [port.name for port in silent.info.produces] == ["text"]

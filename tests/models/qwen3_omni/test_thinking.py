@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from helpers import media_files
+from helpers.checkpoints import change_json, linked
 from helpers.run import messages
 from omnistage.cli.stack.pipelines import Choice, layout_of
 from omnistage.models.conversation import Media, TextConstraint, Turn
@@ -56,10 +57,7 @@ def loaded(folder: Path, **options: Any) -> Qwen3Thinker:
 
 def with_template(folder: Path, like: Path, template: str) -> Path:
     """A checkpoint that is like another one, with another chat template."""
-    folder.mkdir()
-    for path in like.iterdir():
-        if path.name != "chat_template.json":
-            (folder / path.name).symlink_to(path)
+    linked(like, folder, "chat_template.json")
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
     return folder
 
@@ -199,12 +197,12 @@ async def test_what_a_text_is_kept_to_has_no_thought_that_nobody_began(made: Pat
 
 async def test_marks_may_be_special_tokens(made: Path, tmp_path: Path) -> None:
     folder = with_template(tmp_path / "special", made, THINKING_TEMPLATE)
-    file = folder / "tokenizer_config.json"
-    tokens = json.loads(file.read_text())
-    for token in tokens["added_tokens_decoder"].values():
-        token["special"] = token["special"] or "think>" in token["content"]
-    file.unlink()
-    file.write_text(json.dumps(tokens))
+
+    def mark_special(tokens: dict[str, Any]) -> None:
+        for token in tokens["added_tokens_decoder"].values():
+            token["special"] = token["special"] or "think>" in token["content"]
+
+    change_json(folder / "tokenizer_config.json", mark_special)
     model = loaded(folder)
     asked = drawn(model, seed=3, constraint=LETTERS)
     whole = await said(model, asked)

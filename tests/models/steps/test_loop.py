@@ -31,15 +31,16 @@ class CountedJob:
 
 
 class Countdown:
-    """A step that counts down, and writes down which jobs were in it, and whether there was a second thread. It waits for `go`. fails:
-    which of its functions raises the error for a bad job."""
+    """A step that counts down, and writes down which jobs were in it, and whether there was a second thread. fails: which of its functions
+    raises the error for a bad job. waits: until `go` is set."""
 
-    def __init__(self, fails: str = "", error: type[Exception] = ArithmeticError) -> None:
+    def __init__(self, fails: str = "", error: type[Exception] = ArithmeticError, *, waits: bool = False) -> None:
         self.fails, self.error = fails, error
         self.groups = list[tuple[Sequence[CountedJob], bool]]()
         self.go, self.inside, self.side_by_side = threading.Event(), 0, 0
         self._lock = threading.Lock()
-        self.go.set()
+        if not waits:
+            self.go.set()
 
     def _fail(self, where: str, *jobs: CountedJob) -> None:
         if where == self.fails and any(job.kind == "bad" for job in jobs):
@@ -150,8 +151,7 @@ async def test_those_who_come_at_one_moment_share_the_first_step(order: str) -> 
 @pytest.mark.parametrize("where", ["step", "take", "key", "is_done"])
 async def test_a_job_that_fails_harms_no_other(order: str, workers: int, where: str, error: type[Exception]) -> None:
     """Put together with others it is found out, and nobody takes a step more than it needs."""
-    steps = Countdown(where, error)
-    steps.go.clear()
+    steps = Countdown(where, error, waits=True)
     async with house(order, workers, steps) as made:
         holding = [asyncio.create_task(made.run(CountedJob(1, "first"))) for _ in range(workers)]
         await until(lambda: steps.inside == workers or sum(len(group) for group, _ in steps.groups) == workers)
@@ -170,8 +170,7 @@ async def test_a_job_that_fails_harms_no_other(order: str, workers: int, where: 
 
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_a_job_that_is_cancelled_is_in_no_step_any_more(order: str, workers: int) -> None:
-    steps = Countdown()
-    steps.go.clear()
+    steps = Countdown(waits=True)
     async with house(order, workers, steps) as made:
         job = CountedJob(100)
         running = asyncio.create_task(made.run(job))
@@ -232,13 +231,11 @@ async def test_an_error_of_no_job_ends_all_and_lets_none_wait_for_ever(order: st
 
 async def test_jobs_are_spread_before_they_are_put_together(order: str) -> None:
     """Over workers that have nothing to do."""
-    steps = Countdown()
-    steps.go.clear()
-    async with house(order, 2, steps) as made:
+    async with house(order, 2, Countdown(waits=True)) as made:
         running = [asyncio.create_task(made.run(CountedJob(1))) for _ in range(6)]
-        await until(lambda: steps.inside == 2)
-        assert [len(group) for group, _ in steps.groups] == [3, 3]
-        steps.go.set()
+        await until(lambda: made.steps.inside == 2)
+        assert [len(group) for group, _ in made.steps.groups] == [3, 3]
+        made.steps.go.set()
         await asyncio.gather(*running)
 
 
@@ -250,19 +247,16 @@ async def test_a_job_that_is_alone_has_a_second_thread_where_that_is_worth_it() 
 
 
 async def test_a_second_thread_is_for_the_next_job_first() -> None:
-    steps = Countdown()
-    steps.go.clear()
-    async with house("listeners", 2, steps, halved=True, most=1) as made:
+    async with house("listeners", 2, Countdown(waits=True), halved=True, most=1) as made:
         running = [asyncio.create_task(made.run(CountedJob(1))) for _ in range(2)]
-        await until(lambda: steps.inside == 2)
-        assert not any(aside for _, aside in steps.groups)
-        steps.go.set()
+        await until(lambda: made.steps.inside == 2)
+        assert not any(aside for _, aside in made.steps.groups)
+        made.steps.go.set()
         await asyncio.gather(*running)
 
 
 async def test_what_is_due_first_steps_first_with_others_of_its_key() -> None:
-    steps = Countdown()
-    steps.go.clear()
+    steps = Countdown(waits=True)
     async with house("listeners", 1, steps) as made:
         running = [asyncio.create_task(made.run(CountedJob(1)))]
         await until(lambda: bool(steps.groups))

@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Hashable, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from typing import TypeVar
 
 import pytest
@@ -23,25 +24,21 @@ T = TypeVar("T")
 LIMIT_S = 30.0
 
 
+@dataclass(eq=False)
 class SumJob:
     """Adds its step to its value until it has taken all. gate: which step waits for the test. share, pieces: of its decoder."""
 
-    def __init__(
-        self,
-        steps: int,
-        *,
-        shows: bool = False,
-        fails_at: int = -1,
-        gate: int = -1,
-        share: float = 0.0,
-        pieces: int = 1,
-        breaks_at: int = -1,
-    ) -> None:
-        self.share, self.pieces, self.breaks_at = share, pieces, breaks_at
-        self.steps, self.shows, self.fails_at, self.gate = steps, shows, fails_at, gate
-        self.step, self.value = 0, 0
+    steps: int
+    shows: bool = False
+    fails_at: int = -1
+    gate: int = -1
+    share: float = 0.0
+    pieces: int = 1
+    breaks_at: int = -1
+
+    def __post_init__(self) -> None:
+        self.step, self.value, self.given_up = 0, 0, False
         self.at_gate, self.go_on = threading.Event(), threading.Event()
-        self.given_up = False
 
 
 class Adder:
@@ -121,6 +118,11 @@ class SessionHouse:
         async with aclosing(self.sessions.draw(job)) as pieces:
             return [piece async for piece in pieces]
 
+    async def check_drawn(self, *steps: int) -> None:
+        """Jobs of so many steps, all at once, are drawn to their ends."""
+        found = await asyncio.gather(*(self.drawn(SumJob(count)) for count in steps))
+        assert [pieces[-1] for pieces in found] == [EncodedPicture(picture_of(count), "image/png") for count in steps]
+
 
 @asynccontextmanager
 async def house() -> AsyncIterator[SessionHouse]:
@@ -174,13 +176,12 @@ async def test_nothing_is_done_for_whoever_goes_away() -> None:
         job.go_on.set()
         await closing
         assert job.given_up and job.step in (11, 12)
-        assert (await made.drawn(SumJob(3)))[-1] == EncodedPicture(picture_of(3), "image/png")
+        await made.check_drawn(3)
 
 
 async def test_one_that_ends_leaves_the_others_their_steps() -> None:
     async with house() as made:
-        found = await asyncio.gather(*(made.drawn(SumJob(steps)) for steps in (3, 30, 200)))
-        assert [pieces[-1] for pieces in found] == [EncodedPicture(picture_of(steps), "image/png") for steps in (3, 30, 200)]
+        await made.check_drawn(3, 30, 200)
         assert len(made.adder.groups) == 200 and made.worker.units < 100
 
 
@@ -281,5 +282,4 @@ async def test_an_error_in_the_middle_ends_the_one_that_it_is_of() -> None:
 async def test_many_that_come_and_go_are_all_drawn(count: int) -> None:
     async with house() as made:
         for _ in range(3):
-            found = await asyncio.gather(*(made.drawn(SumJob(1 + number % 7)) for number in range(count)))
-            assert [pieces[-1] for pieces in found] == [EncodedPicture(picture_of(1 + number % 7), "image/png") for number in range(count)]
+            await made.check_drawn(*(1 + number % 7 for number in range(count)))

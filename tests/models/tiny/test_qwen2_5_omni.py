@@ -20,9 +20,9 @@ from tokenizers import Tokenizer
 from transformers import Qwen2_5OmniForConditionalGeneration
 
 from helpers import lengths, media_files
+from helpers.checkpoints import omni_checkpoint as omni_checkpoint_of
 from helpers.command import omnistage
 from helpers.models import text_pieces
-from helpers.omni_checkpoint import omni_checkpoint as omni_checkpoint_of
 from helpers.omni_reference import OmniReference
 from omnistage.cli.show.bars import make
 from omnistage.client.errors import StackError

@@ -1,7 +1,11 @@
-"""Checkpoints of Qwen3-Omni with random weights: as make-tiny makes it, and others, which a Thinker takes for those of a whole chain."""
+"""Checkpoints of Qwen2.5-Omni and Qwen3-Omni with random weights, which all tests of a run share: as make-tiny makes them, and others,
+which a Thinker takes for those of a whole chain; copies to be changed, and weights in fewer bits."""
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
 from collections.abc import Callable, Mapping
 from functools import reduce
 from pathlib import Path
@@ -11,12 +15,51 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from helpers.omni_checkpoint import shared_folder
 from omnistage.models.reports import show_nothing
+from omnistage.models.tiny.makers import CheckpointOrder, make_tiny
 from omnistage.models.tiny.omni import build_vocabulary
 from omnistage.models.tiny.qwen3_omni.checkpoint import config, fill
 from omnistage.models.tiny.qwen3_omni.parts import write_tokenizer
 from omnistage.models.tiny.qwen3_omni.sizes import SIZES, AudioSize, Size, TalkerSize, TextSize, ThinkerSize, VisionSize
+
+
+def omni_checkpoint(factory: pytest.TempPathFactory, order: CheckpointOrder | None = None) -> Path:
+    """Its folder, which nobody may write to. All processes of a run get the same one for the same order."""
+    order = order or CheckpointOrder()
+    name = f"omni-{order.size}-{order.seed}-{order.tokenizer}-{order.dtype or 'default'}"
+    return shared_folder(factory, name, lambda folder: make_tiny("qwen2.5-omni", folder, order))
+
+
+def shared_folder(factory: pytest.TempPathFactory, name: str, fill: Callable[[Path], object]) -> Path:
+    """A folder that all processes of a run share; the first that asks for it fills it."""
+    base = factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = shared / name
+    with (shared / f"{name}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            (work := shared / f"{name}.making").mkdir()
+            fill(work)
+            work.rename(folder)
+    return folder
+
+
+def linked(checkpoint: Path, folder: Path, *omitted: str) -> Path:
+    """A copy of a checkpoint in a folder: links, which whoever changes a file replaces. omitted: names of files."""
+    folder.mkdir(exist_ok=True)
+    for path in checkpoint.iterdir():
+        if path.name not in omitted:
+            (folder / path.name).symlink_to(path)
+    return folder
+
+
+def change_json(path: Path, how: Callable[[Any], object]) -> None:
+    """Changes the content of a file in JSON, which may be a link."""
+    values = json.loads(path.read_text())
+    how(values)
+    path.unlink()
+    path.write_text(json.dumps(values))
+
 
 Change = Mapping[str, Any]
 """Values of config.json by their paths, with points between the names."""
@@ -101,3 +144,13 @@ def _without_head(weights: Weights) -> Weights:
 def shared_checkpoint(factory: pytest.TempPathFactory, name: str = "qwen3") -> Path:
     """One of make-tiny, which nobody may write to. All processes of a run get the same."""
     return shared_folder(factory, name, lambda folder: made(folder, TINY, 0))
+
+
+def in_blocks(name: str, weight: torch.Tensor, block: tuple[int, int]) -> dict[str, torch.Tensor]:
+    """The weight in 8-bit floats, and the scales of its blocks."""
+    grid = [range(0, size, of) for size, of in zip(weight.shape[-2:], block, strict=True)]
+    rows = [[weight[..., top : top + block[0], left : left + block[1]] for left in grid[1]] for top in grid[0]]
+    scales = torch.stack([torch.stack([part.abs().amax((-2, -1)) / 448 for part in parts], -1) for parts in rows], -2)
+    height, width = weight.shape[-2:]
+    spread = scales.repeat_interleave(min(block[0], height), -2).repeat_interleave(min(block[1], width), -1)[..., :height, :width]
+    return {name: (weight / spread).to(torch.float8_e4m3fn), f"{name}_scale_inv": scales}
