@@ -147,11 +147,19 @@ def pipeline_of(folder: Path) -> Any:
 def pair(name: str, folder: Path | None = None) -> PipelinePair:
     """One of drawings.NAMES. folder: of another checkpoint of it."""
     folder = folder or checkpoint(name)
-    pipe = pipeline_of(folder)
-    defaults = Defaults.of(folder, DiffusersOptions(condition_area=SMALL_AREA))
-    painter = PAINTERS[read_index(folder).class_name](pipe, TensorCache(1 << 26), TensorCache(1 << 26), defaults)
+    return beside(name, folder, pipeline_of(folder), DiffusersOptions(condition_area=SMALL_AREA), 1 << 26)
+
+
+def beside(name: str, folder: Path, pipe: Any, chosen: DiffusersOptions, cache_bytes: int = 0) -> PipelinePair:
+    """A painter beside this pipeline."""
+    painter = painter_of(folder, pipe, chosen, cache_bytes)
     assert isinstance(painter, PicturePainter)
     return PipelinePair(name, pipe, painter)
+
+
+def painter_of(folder: Path, pipe: Any, chosen: DiffusersOptions, cache_bytes: int = 0) -> Any:
+    """The painter that draws with the modules of a pipeline. cache_bytes: for texts that are kept, and for pictures."""
+    return PAINTERS[read_index(folder).class_name](pipe, TensorCache(cache_bytes), TensorCache(cache_bytes), Defaults.of(folder, chosen))
 
 
 def picture(seed: int, height: int, width: int, *, opaque: bool = True) -> Pixels:
@@ -165,6 +173,12 @@ def picture(seed: int, height: int, width: int, *, opaque: bool = True) -> Pixel
 def apart(made: torch.Tensor, reference: torch.Tensor) -> float:
     assert made.shape == reference.shape
     return float((made - reference).abs().max() / reference.abs().max())
+
+
+def levels_apart(images: Sequence[Image.Image], others: Sequence[Image.Image]) -> int:
+    assert [image.mode for image in images] == [other.mode for other in others]
+    pairs = zip(images, others, strict=True)
+    return max(int(np.abs(np.asarray(one, dtype=int) - np.asarray(other, dtype=int)).max()) for one, other in pairs)
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ from PIL import Image
 
 from helpers import lengths
 from helpers.artists import EDITING, draw, model_of, pixels_of, published, saved
-from helpers.drawings import checkpoint, writable
-from helpers.painting import SMALL_AREA, Pixels, pair, picture
-from helpers.stable_diffusion import stable_diffusion
+from helpers.drawings import checkpoint
+from helpers.painting import SMALL_AREA, Pixels, changed, pair, picture
+from helpers.stable_diffusion import variant
 from helpers.waiting import until_collected
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers import model as model_module
@@ -124,16 +123,9 @@ async def test_pictures_that_wait_are_bounded_and_let_go(monkeypatch: pytest.Mon
         await until_collected(lambda: editor._held == 0)
 
 
-def changed(folder: Path, pipeline: str) -> Path:
-    """The same modules in another pipeline."""
-    index = json.loads((folder / "model_index.json").read_text())
-    (folder / "model_index.json").write_text(json.dumps(index | {"_class_name": pipeline}))
-    return folder
-
-
 async def test_a_pipeline_by_whole_calls_gets_a_picture_as_it_was_sent(tmp_path: Path, seed: int) -> None:
     """It resizes by itself."""
-    folder, image = changed(writable("qwen-image", tmp_path / "q"), "QwenImageImg2ImgPipeline"), picture(seed, 400, 500)
+    folder, image = changed("qwen-image", tmp_path / "q", "QwenImageImg2ImgPipeline"), picture(seed, 400, 500)
     scheduler = folder / "scheduler" / "scheduler_config.json"
     scheduler.write_text(json.dumps(json.loads(scheduler.read_text()) | {"shift_terminal": None}))  # The pipeline divides by zero else.
     async with model_of(folder, **EDITING) as whole:
@@ -150,7 +142,7 @@ async def test_a_pipeline_by_whole_calls_gets_a_picture_as_it_was_sent(tmp_path:
 
 
 async def test_a_pipeline_that_draws_in_the_size_of_its_picture_gets_no_larger_one_than_it_may(tmp_path: Path, seed: int) -> None:
-    folder = changed(Path(shutil.copytree(stable_diffusion(), tmp_path / "s")), "StableDiffusionImg2ImgPipeline")
+    folder = variant("StableDiffusionImg2ImgPipeline", tmp_path / "s")
     async with model_of(folder, steps=3, condition_area=64 * 64) as whole:
         small, large = [await draw(whole, "a dog", images=(saved(picture(seed, *size)),)) for size in ((64, 80), (320, 320))]
     assert pixels_of(small.pictures[0].data).shape == (64, 80, 3)

@@ -16,15 +16,13 @@ from PIL import Image
 
 from helpers import lengths
 from helpers.drawings import NAMES, checkpoint
-from helpers.painting import PipelinePair, picture
+from helpers.painting import PipelinePair, beside, levels_apart, picture
 from omnistage.models.diffusers import placement
-from omnistage.models.diffusers.folder import load_pipeline, read_index
-from omnistage.models.diffusers.loading import PAINTERS, load_pictures
-from omnistage.models.diffusers.options import AREA, Defaults, DiffusersOptions
-from omnistage.models.diffusers.pictures import PicturePainter
+from omnistage.models.diffusers.folder import load_pipeline
+from omnistage.models.diffusers.loading import load_pictures
+from omnistage.models.diffusers.options import AREA, DiffusersOptions
 from omnistage.models.diffusers.placement import QUANTIZERS, MemoryPlan
 from omnistage.models.interface import ModelInfo
-from omnistage.models.memory import TensorCache
 from omnistage.models.options import LoadOptions
 from omnistage.models.registry import check
 from omnistage.models.reports import LoadError
@@ -49,10 +47,7 @@ def planned(device: str = "cpu", size: int = 1, **family: Any) -> MemoryPlan:
 def pair_of(name: str, **family: Any) -> PipelinePair:
     """A painter with a pipeline that was placed so."""
     folder, plan = checkpoint(name), planned(**SMALL, **family)
-    pipe: Any = plan.placed(load_pipeline(folder, torch.float32, plan.arguments()))
-    painter = PAINTERS[read_index(folder).class_name](pipe, TensorCache(0), TensorCache(0), Defaults.of(folder, plan.chosen))
-    assert isinstance(painter, PicturePainter)
-    return PipelinePair(name, pipe, painter)
+    return beside(name, folder, plan.placed(load_pipeline(folder, torch.float32, plan.arguments())), plan.chosen)
 
 
 def drawn(pair: PipelinePair, **asked: Any) -> tuple[torch.Tensor, list[Image.Image]]:
@@ -70,11 +65,6 @@ def bytes_of(model: torch.nn.Module) -> int:
     return sum(weight.nbytes for weight in model.parameters())
 
 
-def levels(images: list[Image.Image], others: list[Image.Image]) -> int:
-    pairs = zip(images, others, strict=True)
-    return max(int(np.abs(np.asarray(one, int) - np.asarray(other, int)).max()) for one, other in pairs)
-
-
 OFFLOADED = {f"{name} {offload}": (name, offload) for name in NAMES for offload in ("group", "disk")}
 
 
@@ -84,7 +74,7 @@ def test_a_picture_does_not_depend_on_where_weights_are(case: str, seed: int) ->
     latents, images = drawn(pair_of(name))
     found, others = drawn(pair_of(name, offload=offload))
     assert (found - latents).abs().max() <= SAME
-    assert levels(images, others) == 0
+    assert levels_apart(images, others) == 0
 
 
 def test_weights_on_the_disk_are_there_and_go_with_the_pipeline(tmp_path: Path) -> None:

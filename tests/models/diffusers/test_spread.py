@@ -17,17 +17,15 @@ import torch
 
 from helpers import lengths
 from helpers.drawings import checkpoint
-from helpers.painting import PipelinePair, picture
+from helpers.painting import PipelinePair, beside, picture
 from helpers.waiting import until
 from omnistage.engine.devices import Distributed, RanksApart
 from omnistage.models.diffusers import loading
-from omnistage.models.diffusers.folder import load_pipeline, read_index
-from omnistage.models.diffusers.loading import PAINTERS, load_pictures
-from omnistage.models.diffusers.options import Defaults, DiffusersOptions
-from omnistage.models.diffusers.pictures import PicturePainter
+from omnistage.models.diffusers.folder import load_pipeline
+from omnistage.models.diffusers.loading import load_pictures
+from omnistage.models.diffusers.options import DiffusersOptions
 from omnistage.models.diffusers.placement import PIPELINES, MemoryPlan, cut, place_pipeline, team_of
 from omnistage.models.interface import BadRequest, DrawRequest, no_inputs
-from omnistage.models.memory import TensorCache
 from omnistage.models.options import LoadOptions
 from omnistage.models.ranks.team import Team
 from omnistage.models.reports import LoadError
@@ -65,10 +63,7 @@ def pair_of(name: str, size: int = 1, share: str = "") -> Iterator[tuple[Pipelin
     team = team_of(folder, options)
     processes = team.processes if team else ()
     try:
-        pipe = place_pipeline(load_pipeline(folder, torch.float32), memory, team)
-        painter = PAINTERS[read_index(folder).class_name](pipe, TensorCache(0), TensorCache(0), Defaults.of(folder, memory.chosen))
-        assert isinstance(painter, PicturePainter)
-        yield PipelinePair(name, pipe, painter), team
+        yield beside(name, folder, place_pipeline(load_pipeline(folder, torch.float32), memory, team), memory.chosen), team
     finally:
         if team:
             team.close()

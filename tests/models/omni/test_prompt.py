@@ -27,7 +27,7 @@ QWEN2_5, QWEN3 = "qwen2_5_omni", "qwen3_omni"
 
 @dataclass
 class PromptMaker:
-    """What makes prompts of one family, here and in Transformers. seconds: those that a piece of a film may last."""
+    """The maker of prompts of one family, and that of Transformers. seconds: those that a piece of a film may last."""
 
     family: str
     config: Any

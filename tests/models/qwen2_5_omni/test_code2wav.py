@@ -172,7 +172,7 @@ def test_a_sample_depends_on_no_more_frames_than_are_kept_for_it(quick: FlowCode
     assert (frame + 1) * hop <= differs.max() < (frame + FIELD + 1) * hop
 
 
-# What is told of it -------------------------------------------------------------------------------------------------------------------
+# Refusals and figures --------------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_voice_that_there_is_not_is_refused(quick: FlowCode2Wav) -> None:

@@ -126,7 +126,7 @@ def test_a_prompt_is_encoded_to_its_own_tokens_and_the_end() -> None:
     assert lengths[0] < lengths[1] == embedded.shape[1] and mask.sum(1).tolist() == lengths
 
 
-@lengths.long_form("models/diffusers/test_pipelines.py::test_different_seeds_and_words_give_different_pictures")
+@lengths.long_form("models/diffusers/test_pipelines.py::test_a_picture_is_that_of_the_pipeline")
 def test_pictures_depend_on_prompt_and_seed(subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch) -> None:
     _shrink_what_is_edited(monkeypatch)
     for name in NAMES:
