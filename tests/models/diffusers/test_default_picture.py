@@ -15,13 +15,10 @@ import pytest
 
 from helpers import lengths
 from helpers.artists import draw, model_of, pixels_of
-<<<<<<< HEAD
-from omnistage.models.diffusers.family import model_directory
-=======
 from helpers.command import omnistage
 from omnistage.gateway.state import EXAMPLES
 from omnistage.models.checkpoint.files import BadCheckpoint
->>>>>>> main
+from omnistage.models.diffusers.family import model_directory
 from omnistage.models.diffusers.model import DrawnModel
 from omnistage.models.diffusers.options import Vocabulary
 from omnistage.models.diffusers.pictures import BLANK
