@@ -11,8 +11,8 @@ from helpers.contract import Case, SampleRequest
 from helpers.logic import run_logic
 from helpers.run import params
 from helpers.servers import family_logic
-from omnistage.models.tiny.qwen2_5_omni.sizes import SIZES
-from omnistage.models.tiny.qwen3_omni.sizes import SIZES as QWEN3_SIZES
+from omnistage.models.tiny.qwen2_5_omni import SIZES
+from omnistage.models.tiny.qwen3_omni import SIZES as QWEN3_SIZES
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import png, wav
 from omnistage.stage.logic import Input, StageLogic
@@ -220,7 +220,7 @@ BAD_PARTS = (
 def spoken_by_qwen() -> SampleRequest:
     """Rows of any kind, on places as a picture has them: a few pages, which are read as they come."""
     source = np.random.default_rng(7)
-    rows = source.standard_normal((110, SIZES["tiny"].thinker.hidden), np.float32)
+    rows = source.standard_normal((110, SIZES["tiny"]["thinker"]["hidden_size"]), np.float32)
     places = np.stack([np.arange(100) // 10, np.arange(100) % 10, np.arange(100)], 1).astype(np.int32)
     drawn = stage_pb2.Sampling(temperature=1, top_k=40, repetition_penalty=1.05)
     inputs = {"prompt": rows[:100], "places": places, "hidden": rows[100:]}
@@ -230,7 +230,7 @@ def spoken_by_qwen() -> SampleRequest:
 def spoken_by_qwen3() -> SampleRequest:
     """Rows of text, with those of a picture among them."""
     source = np.random.default_rng(7)
-    rows = source.standard_normal((110, QWEN3_SIZES["tiny"].thinker.text.hidden), np.float32)
+    rows = source.standard_normal((110, QWEN3_SIZES["tiny"]["text"]["hidden_size"]), np.float32)
     seen = (np.arange(100) // 10) % 2
     places = np.stack([np.arange(100) // 10, np.arange(100) % 10, np.arange(100), seen], 1).astype(np.int32)
     drawn = stage_pb2.Sampling(temperature=1, top_k=50, repetition_penalty=1.05)
@@ -246,8 +246,8 @@ def coded_by_qwen() -> SampleRequest:
 
 def framed_by_qwen() -> SampleRequest:
     """More frames than the last one's samples depend on."""
-    talker = QWEN3_SIZES["tiny"].talker
-    codes = np.random.default_rng(9).integers(0, talker.codes, (110, talker.groups)).astype(np.uint32)
+    talker = QWEN3_SIZES["tiny"]["talker"]
+    codes = np.random.default_rng(9).integers(0, talker["codes"], (110, talker["groups"])).astype(np.uint32)
     return SampleRequest(params("code2wav"), {"codes": codes})
 
 

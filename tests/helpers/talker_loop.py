@@ -10,7 +10,7 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeForConditionalGeneration
 
-from omnistage.models.tiny.qwen3_omni.sizes import RESERVED
+from omnistage.models.tiny.qwen3_omni import RESERVED
 
 PENALTY = 1.05
 

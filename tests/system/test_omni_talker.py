@@ -19,7 +19,7 @@ from helpers.fleet import Fleet, fleet
 from helpers.hanging import HANG, WAKE
 from helpers.omni_family import seen
 from helpers.servers import all_free, omni_stub, stage_stub
-from omnistage.models.tiny.qwen2_5_omni.sizes import SIZES
+from omnistage.models.tiny.qwen2_5_omni import SIZES
 from omnistage.v1 import omni_pb2, stage_pb2
 
 pytestmark = [
@@ -184,7 +184,7 @@ async def test_the_rows_of_a_long_prompt_go_once_through_shared_memory(house: Fl
         rows = answer.usage.stages[1].input_items["prompt"]
         assert rows > 2000
         after = await sent(house)
-    width = SIZES["tiny"].thinker.hidden
+    width = SIZES["tiny"]["thinker"]["hidden_size"]
     moved = {way: after[way] - before[way] for way in after}
     assert sum(moved.values()) == (rows + 19) * width * 4 + rows * 3 * 4, "with the rows of the answer, and where those of the prompt stand"
     assert moved["shared_memory"] > 0.9 * rows * width * 4, "but for the last few, which are below the limit"

@@ -20,7 +20,7 @@ from omnistage.models.qwen3_omni.config import MODEL_TYPE
 from omnistage.models.qwen3_omni.wave.code2wav import CausalCode2Wav
 from omnistage.models.qwen3_omni.wave.config import read_wave_config
 from omnistage.models.reports import LoadError
-from omnistage.models.tiny.qwen3_omni import parts as tiny
+from omnistage.models.tiny import qwen3_omni as tiny
 
 
 async def test_a_code_that_there_is_not_is_refused(wave: CausalCode2Wav, seed: int) -> None:
