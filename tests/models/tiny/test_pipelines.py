@@ -24,8 +24,8 @@ from helpers import lengths
 from helpers.drawings import MOVING, NAMES, checkpoint
 from helpers.painting import changed
 from omnistage.models.diffusers import folder as folders
+from omnistage.models.tiny.diffusers.pipelines import DESIGNS
 from omnistage.models.tiny.makers import MAKERS, CheckpointOrder, MakeError, make_tiny
-from omnistage.models.tiny.pipelines import DESIGNS
 
 load_pipeline: Callable[[Path, torch.dtype], Any] = folders.load_pipeline
 """Untyped: a pipeline has its parts as attributes, of which its class knows nothing."""

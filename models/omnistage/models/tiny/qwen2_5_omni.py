@@ -20,7 +20,7 @@ from omnistage.models.reports import ShowProgress
 from omnistage.models.tiny.makers import CheckpointOrder
 from omnistage.models.tiny.omni import COLOURS, Values, config_of, decoder_gains, media_ids, write_ordered, write_settings
 from omnistage.models.tiny.tokenizer import QWEN_ROWS, ROLES, SYSTEM, TokenizerDesign, has_qwen, template_of
-from omnistage.models.tiny.weights import Distribution, noise, published_weights, write_weights
+from omnistage.models.tiny.weights import WeightDistribution, noise, published_weights, write_weights
 
 PREPROCESSOR: Values = {**COLOURS, "processor_class": "Qwen2_5OmniProcessor"}
 """Entries of preprocessor_config.json that are added to the entries for both families."""
@@ -181,7 +181,7 @@ def make(name: str, directory: Path, order: CheckpointOrder, progress: ShowProgr
     values = config(size, ids, dtype)
     write_settings(directory, values, PREPROCESSOR)
     torch.save(_speakers(size, ids, order.seed), directory / "spk_dict.pt")
-    distribution = Distribution(CONSTANTS, {**GAINS, **decoder_gains(values, DECODERS)}, STEPS)
+    distribution = WeightDistribution(CONSTANTS, {**GAINS, **decoder_gains(values, DECODERS)}, STEPS)
     state = published_weights(Qwen2_5OmniForConditionalGeneration, values)
     types = {"^token2wav": torch.float32, "": getattr(torch, dtype)}  # Code2Wav is always float32, as published.
     write_weights(directory, state, order.seed, distribution, types, progress)

@@ -24,7 +24,7 @@ from omnistage.models.text.answer import CLOSES, OPENS
 from omnistage.models.tiny.makers import CheckpointOrder
 from omnistage.models.tiny.omni import Values, config_of, decoder_gains, media_ids, write_ordered, write_settings
 from omnistage.models.tiny.tokenizer import ORDINARY, QWEN_ROWS, ROLES, VISION_SPECIAL, TokenizerDesign, has_qwen, template_of
-from omnistage.models.tiny.weights import Distribution, State, published_weights, write_weights
+from omnistage.models.tiny.weights import State, WeightDistribution, published_weights, write_weights
 
 PREPROCESSOR: Values = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "processor_class": "Qwen3OmniMoeProcessor"}
 """Entries of preprocessor_config.json that are added to the entries for both families."""
@@ -252,9 +252,9 @@ def fill(directory: Path, values: Values, seed: int, progress: ShowProgress) -> 
     write_weights(directory, state, seed, distribution(values), {"": getattr(torch, values["dtype"])}, progress)
 
 
-def distribution(config: Values) -> Distribution:
+def distribution(config: Values) -> WeightDistribution:
     """The distribution of the weights of a checkpoint with this config.json, which may lack sections."""
-    return Distribution(CONSTANTS, {**GAINS, **decoder_gains(config, DECODERS)}, STEPS)
+    return WeightDistribution(CONSTANTS, {**GAINS, **decoder_gains(config, DECODERS)}, STEPS)
 
 
 def part_weights(config: Values, state: State | None = None) -> dict[str, torch.Tensor]:

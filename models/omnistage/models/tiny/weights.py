@@ -35,7 +35,7 @@ def noise(name: str, shape: tuple[int, ...], seed: int, deviation: float = 1.0, 
 
 
 @dataclass(frozen=True, slots=True)
-class Distribution:
+class WeightDistribution:
     """Means and deviations of weights. Each key is a pattern that is searched in a weight's name; the first that is there counts.
 
     constants: mean and deviation of weights that do not depend on the number of inputs. gains: by how much a norm or a matrix enlarges its
@@ -80,7 +80,7 @@ def published_weights(kind: Any, config: Mapping[str, Any], state: State | None 
         set_verbosity(verbosity)
 
 
-def write_weights(directory: Path, state: State, seed: int, distribution: Distribution, types: Types, progress: ShowProgress) -> None:
+def write_weights(directory: Path, state: State, seed: int, distribution: WeightDistribution, types: Types, progress: ShowProgress) -> None:
     """Write random weights as two or more shards with their index. state: has their names and shapes. types: in which they are stored."""
     weights: dict[str, torch.Tensor] = {}
     for name, value in state.items():

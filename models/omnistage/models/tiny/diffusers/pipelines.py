@@ -24,7 +24,7 @@ from omnistage.models.text.answer import CLOSES, OPENS
 from omnistage.models.tiny.makers import CheckpointOrder, MakeError, write_json
 from omnistage.models.tiny.omni import COLOURS, Values
 from omnistage.models.tiny.tokenizer import ORDINARY, SYSTEM, TRAINING, VISION_SPECIAL, TokenizerDesign, template_of, train, write_files
-from omnistage.models.tiny.weights import Distribution
+from omnistage.models.tiny.weights import WeightDistribution
 
 Part = Callable[..., Any]
 """A class with its arguments."""
@@ -32,7 +32,7 @@ Part = Callable[..., Any]
 HIDDEN = 32
 """Width of the text encoders of the pipelines that draw pictures: the numbers that a transformer gets for a token."""
 
-DISTRIBUTION = Distribution(
+DISTRIBUTION = WeightDistribution(
     {
         r"\.bias$": (0.0, 0.1),
         r"time_proj\.weight$|\.weights$": (0.0, 1.0),  # frequencies
