@@ -7,10 +7,11 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,9 +31,7 @@ from omnistage.models.checkpoint.weights import Weights
 from omnistage.models.qwen3_omni.predictor import FrameHead, Predictor
 from omnistage.models.qwen3_omni.talker import TalkerParts, read_parts
 from omnistage.models.qwen3_omni.talker_config import TalkerConfig, read_talker_config
-from omnistage.models.tiny.qwen3_omni import parts
-from omnistage.models.tiny.qwen3_omni import parts as tiny
-from omnistage.models.tiny.qwen3_omni.sizes import TalkerSize
+from omnistage.models.tiny import qwen3_omni as tiny
 
 ROUNDS = 7
 SPEAKERS = 8
@@ -40,26 +39,14 @@ CONVERSATION = 10 * PAGE_ROWS
 LAYERS, PUBLISHED_LAYERS = 3, 20
 ROW_SIZE, TOKENS = 2048, 64
 SPOKEN = Sampling(temperature=0.9, top_k=50, repetition_penalty=1.05)
-SIZE = TalkerSize(
-    layers=LAYERS,
-    hidden=1024,
-    heads=16,
-    kv_heads=2,
-    head_size=128,
-    sections=(24, 20, 20),
-    between=2048,
-    experts=128,
-    chosen=6,
-    expert=384,
-    shared=768,
-    codes=2048,
-    groups=16,
-    predictor_layers=5,
-    predictor_ffn=3072,
-    predictor_heads=16,
-    predictor_kv_heads=8,
-    predictor_head_size=128,
-)
+SIZE: Mapping[str, Any] = {
+    "text": {"num_hidden_layers": LAYERS, "hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 128},
+    "experts": {"intermediate_size": 2048, "num_experts": 128, "num_experts_per_tok": 6, "moe_intermediate_size": 384},
+    "predictor": {"num_hidden_layers": 5, "intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128},
+    "shared_expert": 768,
+    "codes": 2048,
+    "groups": 16,
+}
 """The published sizes with fewer layers, each of which costs the same."""
 
 
@@ -68,13 +55,14 @@ def write_talker(folder: Path) -> Path:
     config = tiny.talker_config(SIZE, ROW_SIZE, 24, {})
     pool = torch.randn(1 << 22, generator=torch.Generator().manual_seed(0)).bfloat16()
     source, tensors = np.random.default_rng(0), {"thinker.model.embed_tokens.weight": torch.zeros(TOKENS, ROW_SIZE).bfloat16()}
-    for name, shape in tiny.talker_weights(config).items():
+    shapes = {name: tuple(weight.shape) for name, weight in tiny.part_weights({"talker_config": config}).items()}
+    for name, shape in shapes.items():
         # Each weight begins at a random place of the pool, so that no two have equal numbers.
         size, begin = int(np.prod(shape)), int(source.integers(len(pool)))
         values = pool.roll(begin).repeat(-(-size // len(pool)))[:size].reshape(shape)
         tensors[name] = torch.ones(shape).bfloat16() if "norm" in name else values * (1.0 if "embedding" in name else shape[-1] ** -0.5)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    wave = parts.code2wav_config(SIZE.groups, SIZE.codes)
+    wave = tiny.code2wav_config(SIZE["groups"], SIZE["codes"])
     base_config = {"model_type": "qwen3_omni_moe", "thinker_config": {"text_config": {"hidden_size": ROW_SIZE}}, "code2wav_config": wave}
     tokens = {f"tts_{name}_token_id": number for number, name in enumerate(("bos", "eos", "pad"))}
     (folder / "config.json").write_text(json.dumps({**base_config, "talker_config": config, **tokens}))
@@ -151,7 +139,7 @@ def frames(report: Report, folder: Path, dtype: torch.dtype) -> None:
     parts = read(folder, config, dtype)
     predictor = Predictor(parts.predictor, parts.heads, parts.first, SPEAKERS)
     head = FrameHead(parts.decoder.logits, predictor, config.groups, {config.codec.eos})
-    hidden = torch.randn(SPEAKERS, SIZE.hidden, generator=torch.Generator().manual_seed(1)).to(dtype)
+    hidden = torch.randn(SPEAKERS, SIZE["text"]["hidden_size"], generator=torch.Generator().manual_seed(1)).to(dtype)
     draws = [Draws(SPOKEN, seed) for seed in range(SPEAKERS)]
     with torch.inference_mode():
         one = replace(config, decoder=replace(config.decoder, layers=1))

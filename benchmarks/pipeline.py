@@ -44,7 +44,7 @@ from omnistage.models.qwen3_omni.wave import code2wav as loading_wave3
 from omnistage.models.qwen3_omni.wave.code2wav import Speech as CausalSpeech
 from omnistage.models.speech.talker import PLACES, PROMPT, RowTalker
 from omnistage.models.tiny.makers import CheckpointOrder, make_tiny
-from omnistage.models.tiny.qwen3_omni.sizes import SIZES, SPECIAL
+from omnistage.models.tiny.qwen3_omni import SIZES, SPECIAL
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
 from omnistage.wire.chunks import chunks_of
 
@@ -191,7 +191,7 @@ class _Speaking(Qwen3Reference):
     loading: ClassVar = {}
 
 
-_END = SIZES["small"].talker.codes + SPECIAL["codec_eos_token_id"]
+_END = SIZES["small"]["talker"]["codes"] + SPECIAL["codec_eos_token_id"]
 CHAINS: Mapping[str, Chain] = {
     "qwen2_5_omni": Chain(
         "qwen2.5-omni",

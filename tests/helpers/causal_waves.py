@@ -23,8 +23,7 @@ from omnistage.models.qwen3_omni.config import MODEL_TYPE
 from omnistage.models.qwen3_omni.wave.code2wav import CausalCode2Wav, load_code2wav
 from omnistage.models.qwen3_omni.wave.config import WaveConfig, wave_config
 from omnistage.models.qwen3_omni.wave.net import CausalNet
-from omnistage.models.tiny.qwen3_omni import parts as tiny
-from omnistage.models.tiny.weights import noise
+from omnistage.models.tiny import qwen3_omni as tiny
 
 OTHER: Mapping[str, Any] = {
     **tiny.code2wav_config(5, 31),
@@ -47,9 +46,8 @@ def written(folder: Path, config: Mapping[str, Any], seed: int) -> Path:
     """A checkpoint of nothing but Code2Wav."""
     folder.mkdir()
     tensors = {}
-    for name, shape in tiny.code2wav_weights(config).items():
-        mean, deviation = tiny.code2wav_distribution(name, shape)
-        tensors[name] = noise(name, shape, seed, deviation) + mean
+    for name, weight in tiny.part_weights({"code2wav_config": config}).items():
+        tensors[name] = tiny.distribution({}).draw(name, tuple(weight.shape), seed)
     save_file(tensors, folder / WEIGHTS, {"format": "pt"})
     (folder / "config.json").write_text(json.dumps({"model_type": MODEL_TYPE, "code2wav_config": dict(config)}))
     return folder
@@ -66,7 +64,7 @@ def loaded(folder: Path, **options: int | str) -> CausalCode2Wav:
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     """By their names in the module of Transformers."""
-    return {name.removeprefix(tiny.CODE2WAV_PREFIX): tensor for name, tensor in load_file(folder / WEIGHTS).items()}
+    return {name.removeprefix("code2wav."): tensor for name, tensor in load_file(folder / WEIGHTS).items()}
 
 
 def reference(folder: Path, dtype: torch.dtype) -> modeling.Qwen3OmniMoeCode2Wav:
@@ -101,11 +99,10 @@ def shrunk(scale: int) -> CausalNet:
     config = Qwen3OmniMoeCode2WavConfig().to_dict()
     widths = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "decoder_dim", "codebook_size")
     config |= {name: config[name] // scale for name in widths}
-    shapes = {name.removeprefix(tiny.CODE2WAV_PREFIX): shape for name, shape in tiny.code2wav_weights(config).items()}
+    weights = tiny.part_weights({"code2wav_config": config})
 
     def weight(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        mean, deviation = tiny.code2wav_distribution(tiny.CODE2WAV_PREFIX + name, shapes[name])
-        return noise(name, shape, 1, deviation) + mean
+        return tiny.distribution({}).draw(f"code2wav.{name}", tuple(weights[f"code2wav.{name}"].shape), 1).reshape(shape)
 
     device = torch.device("cpu")
     return build_exact(lambda linear: CausalNet(wave_config(Config(config, "shrunk")), weight, linear), torch.float32, device)[0]

@@ -17,10 +17,9 @@ from safetensors.torch import load_file, save_file
 
 from omnistage.models.reports import show_nothing
 from omnistage.models.tiny.makers import CheckpointOrder, make_tiny
-from omnistage.models.tiny.omni import build_vocabulary
-from omnistage.models.tiny.qwen3_omni.checkpoint import config, fill
-from omnistage.models.tiny.qwen3_omni.parts import write_tokenizer
-from omnistage.models.tiny.qwen3_omni.sizes import SIZES, AudioSize, Size, TalkerSize, TextSize, ThinkerSize, VisionSize
+from omnistage.models.tiny.omni import write_tokenizer
+from omnistage.models.tiny.qwen3_omni import DESIGN, SIZES, config, fill
+from omnistage.models.tiny.tokenizer import train
 
 
 def omni_checkpoint(factory: pytest.TempPathFactory, order: CheckpointOrder | None = None) -> Path:
@@ -68,44 +67,54 @@ Weights = dict[str, torch.Tensor]
 
 TINY = "as make-tiny makes it"
 
-VARIANTS: Mapping[str, tuple[ThinkerSize, int, Change]] = {
-    TINY: (SIZES["tiny"].thinker, SIZES["tiny"].hidden_layer, {}),
+VARIANTS: Mapping[str, tuple[Mapping[str, Any], Change]] = {
+    TINY: ({}, {}),
     "chunks of 104 frames, patches of 10 pixels merged by nine, rows for deeper layers by weights in another order": (
-        ThinkerSize(
-            TextSize(layers=3, hidden=96, heads=4, kv_heads=4, head_size=48, rope_sections=(10, 8, 6), experts=5, chosen=2, expert=112),
-            VisionSize(layers=4, hidden=112, ffn=176, heads=7, deepstack=(3, 0, 1), grid=5),
-            AudioSize(layers=1, hidden=80, ffn=112, heads=5, channels=16, window=208),
-        ),
-        2,
+        {
+            "text": {"num_hidden_layers": 3, "hidden_size": 96, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 48},
+            "experts": {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 112},
+            "vision": {"depth": 4, "hidden_size": 112, "intermediate_size": 176, "num_heads": 7, "deepstack_visual_indexes": [3, 0, 1]},
+            "grid": 5,
+            "audio": {"encoder_layers": 1, "d_model": 80, "encoder_ffn_dim": 112, "encoder_attention_heads": 5},
+            "convolutions": {"downsample_hidden_size": 16, "n_window_infer": 208},
+            "hidden_layer": 2,
+        },
         {
             "thinker_config.audio_config.n_window": 52,
             "thinker_config.vision_config.patch_size": 10,
             "thinker_config.vision_config.spatial_merge_size": 3,
             "thinker_config.vision_config.rope_parameters": {"rope_type": "axial", "rope_theta": 300.0},
+            "thinker_config.text_config.rope_scaling.mrope_section": [10, 8, 6],
             "thinker_config.text_config.norm_topk_prob": False,
             "thinker_config.position_id_per_seconds": 25,
         },
     ),
     "no rows for deeper layers, one head of keys, logits by the embedding": (
-        ThinkerSize(
-            TextSize(layers=2, hidden=224, heads=7, kv_heads=1, head_size=32, rope_sections=(8, 4, 4), experts=16, chosen=4, expert=48),
-            VisionSize(layers=2, hidden=64, ffn=160, heads=2, deepstack=(), grid=9),
-            AudioSize(layers=3, hidden=64, ffn=96, heads=2, channels=40, window=100),
-        ),
-        2,
-        {"thinker_config.tie_word_embeddings": True},
+        {
+            "text": {"num_hidden_layers": 2, "hidden_size": 224, "num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": 32},
+            "experts": {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 48},
+            "vision": {"depth": 2, "hidden_size": 64, "intermediate_size": 160, "num_heads": 2, "deepstack_visual_indexes": []},
+            "grid": 9,
+            "audio": {"encoder_layers": 3, "d_model": 64, "encoder_ffn_dim": 96, "encoder_attention_heads": 2},
+            "convolutions": {"downsample_hidden_size": 40, "n_window_infer": 100},
+            "hidden_layer": 2,
+        },
+        {"thinker_config.text_config.rope_scaling.mrope_section": [8, 4, 4], "thinker_config.tie_word_embeddings": True},
     ),
     "rows for all layers, taken at the embedding": (
-        ThinkerSize(
-            TextSize(layers=2, hidden=128, heads=4, kv_heads=2, head_size=48, rope_sections=(12, 6, 6), experts=7, chosen=1, expert=96),
-            VisionSize(layers=3, hidden=96, ffn=128, heads=4, deepstack=(1, 2), grid=11),
-            AudioSize(layers=2, hidden=48, ffn=80, heads=3, channels=32, window=800),
-        ),
-        0,
-        {},
+        {
+            "text": {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 48},
+            "experts": {"num_experts": 7, "num_experts_per_tok": 1, "moe_intermediate_size": 96},
+            "vision": {"depth": 3, "hidden_size": 96, "intermediate_size": 128, "num_heads": 4, "deepstack_visual_indexes": [1, 2]},
+            "grid": 11,
+            "audio": {"encoder_layers": 2, "d_model": 48, "encoder_ffn_dim": 80, "encoder_attention_heads": 3},
+            "convolutions": {"downsample_hidden_size": 32, "n_window_infer": 800},
+            "hidden_layer": 0,
+        },
+        {"thinker_config.text_config.rope_scaling.mrope_section": [12, 6, 6]},
     ),
 }
-"""Sizes, the layer whose rows the Talker takes, and what else its config.json says."""
+"""Sizes unlike those of make-tiny, and what else its config.json says."""
 
 
 def changed(values: dict[str, Any], change: Change) -> dict[str, Any]:
@@ -126,9 +135,9 @@ def change_weights(folder: Path, how: Callable[[Weights], Weights]) -> None:
 
 
 def made(folder: Path, variant: str, seed: int) -> Path:
-    size, layer, change = VARIANTS[variant]
-    values = config(Size(size, layer, TalkerSize()), write_tokenizer(folder, build_vocabulary()), "float32")
-    fill(folder, changed(values, change), seed, torch.float32, show_nothing)
+    size, change = VARIANTS[variant]
+    values = config({**SIZES["tiny"], **size}, write_tokenizer(folder, train(), DESIGN), "float32")
+    fill(folder, changed(values, change), seed, show_nothing)
     if values["thinker_config"].get("tie_word_embeddings"):
         change_weights(folder, _without_head)
     return folder

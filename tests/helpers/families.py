@@ -16,8 +16,8 @@ from helpers.contract import Case, SampleRequest
 from helpers.logic import Whole, run_logic
 from helpers.run import params
 from helpers.servers import STAGES, family_logic
-from omnistage.models.tiny.qwen2_5_omni.sizes import SIZES
-from omnistage.models.tiny.qwen3_omni.sizes import SIZES as QWEN3_SIZES
+from omnistage.models.tiny.qwen2_5_omni import SIZES
+from omnistage.models.tiny.qwen3_omni import SIZES as QWEN3_SIZES
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import png, wav
 from omnistage.stage.logic import Input, StageLogic
@@ -240,7 +240,7 @@ def film(name: str = "", options: Mapping[str, object] | None = None, **fields: 
 
 ARITHMETIC = partial(of_helper, "thinker", "helpers.arithmetic_models:ArithmeticThinker")
 FRAMES = {"codes": formulas.frames(ROWS)}
-QWEN3_TALKER = QWEN3_SIZES["tiny"].talker
+QWEN3_TALKER = QWEN3_SIZES["tiny"]["talker"]
 OMNI = (("qwen2_5_omni", "omni_checkpoint"), ("qwen3_omni", "qwen3_checkpoint"))
 QWEN2, QWEN3 = (partial(Case, family, slow=True, fixture=fixture) for family, fixture in OMNI)
 DIFFUSERS = partial(Case, "diffusers", "diffusion", slow=True)
@@ -309,15 +309,17 @@ CASES = (
     Case("test-engine", "thinker", looked_only, slow=True),
     Case("test-engine", "talker", spoken_on_the_engine, slow=True),
     QWEN2(
-        "talker", partial(spoken_by_qwen, SIZES["tiny"].thinker.hidden, is_seen=False, top_k=40, voice="Ethan", max_frames=40), BAD_SPEECH
+        "talker",
+        partial(spoken_by_qwen, SIZES["tiny"]["thinker"]["hidden_size"], is_seen=False, top_k=40, voice="Ethan", max_frames=40),
+        BAD_SPEECH,
     ),
     QWEN2("code2wav", partial(coded_by_qwen, 8, 8193, 90, 1, voice="Ethan"), BAD_SOUND, {"solver": "euler", "steps": 1}, held_back=90),
     QWEN3(
         "talker",
-        partial(spoken_by_qwen, QWEN3_SIZES["tiny"].thinker.text.hidden, is_seen=True, top_k=50, voice="ethan", max_frames=20),
+        partial(spoken_by_qwen, QWEN3_SIZES["tiny"]["text"]["hidden_size"], is_seen=True, top_k=50, voice="ethan", max_frames=20),
         BAD_SPEECH,
     ),
-    QWEN3("code2wav", partial(coded_by_qwen, 9, QWEN3_TALKER.codes, 110, QWEN3_TALKER.groups), BAD_SOUND[1:], held_back=80),
+    QWEN3("code2wav", partial(coded_by_qwen, 9, QWEN3_TALKER["codes"], 110, QWEN3_TALKER["groups"]), BAD_SOUND[1:], held_back=80),
     *(
         qwen("thinker", sample, bad, name=f"{family}-thinker{name}")
         for (family, _), qwen in zip(OMNI, (QWEN2, QWEN3), strict=True)

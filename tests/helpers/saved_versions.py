@@ -15,9 +15,9 @@ from typing import Any
 
 from helpers import saved_processor
 from helpers.saved_processor import EXPECTED
-from omnistage.models.tiny.omni import build_vocabulary, write_settings
-from omnistage.models.tiny.qwen2_5_omni.checkpoint import PREPROCESSOR, write_tokenizer
-from omnistage.models.tiny.qwen2_5_omni.sizes import SIZES, config
+from omnistage.models.tiny.omni import write_settings, write_tokenizer
+from omnistage.models.tiny.qwen2_5_omni import DESIGN, PREPROCESSOR, SIZES, config
+from omnistage.models.tiny.tokenizer import train
 
 VERSIONS = {
     "4.52.4": ("transformers==4.52.4", "tokenizers==0.21.4", "huggingface_hub==0.34.4"),
@@ -36,7 +36,7 @@ Variant = dict[str, Any]
 
 def source(folder: Path) -> Path:
     """A folder in the published layout, without weights, with the tokenizer that is trained in place."""
-    values = config(SIZES["tiny"], write_tokenizer(folder, build_vocabulary()), "float32")
+    values = config(SIZES["tiny"], write_tokenizer(folder, train(), DESIGN), "float32")
     write_settings(folder, values, PREPROCESSOR)
     return folder
 

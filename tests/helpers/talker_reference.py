@@ -22,9 +22,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 )
 
 from omnistage.models.interface import TensorRows
-from omnistage.models.tiny.qwen3_omni import parts
-from omnistage.models.tiny.qwen3_omni.parts import published_weights, talker_config
-from omnistage.models.tiny.qwen3_omni.sizes import RESERVED, TalkerSize
+from omnistage.models.tiny.qwen3_omni import RESERVED, TALKER, code2wav_config, part_weights, talker_config
 
 PENALTY = 1.05
 
@@ -146,30 +144,17 @@ IDS = {"audio_token_id": 83, "image_token_id": 84, "video_token_id": 85, "vision
 CHAT = (88, 89, 79)
 """The tokens at the beginning of an answer."""
 
-TINY = TalkerSize()
-OTHER = TalkerSize(
-    layers=3,
-    hidden=72,
-    heads=8,
-    kv_heads=4,
-    head_size=20,
-    sections=(4, 3, 3),
-    between=100,
-    experts=6,
-    chosen=4,
-    expert=52,
-    shared=24,
-    codes=70,
-    groups=5,
-    predictor_layers=1,
-    predictor_ffn=60,
-    predictor_heads=3,
-    predictor_kv_heads=3,
-    predictor_head_size=48,
-)
-"""Unlike the first in every size."""
+OTHER: Mapping[str, Any] = {
+    "text": {"num_hidden_layers": 3, "hidden_size": 72, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 20},
+    "experts": {"intermediate_size": 100, "num_experts": 6, "num_experts_per_tok": 4, "moe_intermediate_size": 52},
+    "predictor": {"num_hidden_layers": 1, "intermediate_size": 60, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 48},
+    "shared_expert": 24,
+    "codes": 70,
+    "groups": 5,
+}
+"""Unlike that of make-tiny in every size."""
 
-SIZES = {"tiny": TINY, "other": OTHER}
+SIZES = {"tiny": TALKER, "other": OTHER}
 ROW_SIZE = {"tiny": 64, "other": 110}
 
 
@@ -218,12 +203,16 @@ class TalkerReference(TalkerLoop):
             "enable_audio_output": True,
             "thinker_config": {"text_config": {"hidden_size": self.row_size}},
             "talker_config": self.config,
-            "code2wav_config": parts.code2wav_config(self.size.groups, self.size.codes),
+            "code2wav_config": code2wav_config(self.size["groups"], self.size["codes"]),
             **TTS,
         }
         folder.mkdir(exist_ok=True)
         (folder / "config.json").write_text(json.dumps(self.whole))
-        self.save(published_weights(weights))
+        self.save(self.published())
+
+    def published(self) -> dict[str, torch.Tensor]:
+        """The Talker's weights by their published names."""
+        return part_weights({"talker_config": self.config}, {f"talker.{name}": value for name, value in self.talker.state_dict().items()})
 
     def save(self, weights: Mapping[str, torch.Tensor], folder: Path | None = None, text: str = "thinker.model.") -> None:
         """As the weights of the checkpoint, beside what there is of the Thinker. text: how names of its language model begin."""

@@ -27,9 +27,8 @@ from omnistage.models.conversation import TextConstraint, Turn
 from omnistage.models.interface import TextRequest
 from omnistage.models.text.chat import TextTokenizer, read_tokenizer
 from omnistage.models.text.constraint import Constraints
-from omnistage.models.tiny.omni import build_vocabulary
-from omnistage.models.tiny.qwen3_omni.parts import DESIGN
-from omnistage.models.tiny.tokenizer import write_files
+from omnistage.models.tiny.qwen3_omni import DESIGN
+from omnistage.models.tiny.tokenizer import train, write_files
 
 BYTES = {character: index for index, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
 HOLES = {"Ġthe": 300, "▁odd": 310, "Ã©": 320}
@@ -117,13 +116,13 @@ def test_a_token_that_the_head_does_not_have_is_told(vocabulary: int) -> None:
 @pytest.fixture
 def bare(tmp_path: Path) -> Path:
     """A folder as it is published, without tokenizer.json."""
-    write_files(tmp_path / "bare", build_vocabulary(), DESIGN)
+    write_files(tmp_path / "bare", train(), DESIGN)
     return tmp_path / "bare"
 
 
 def test_a_vocabulary_and_merges_have_the_ids_of_transformers(bare: Path, tmp_path: Path, seed: int) -> None:
     """And those of the tokenizer.json that says the same."""
-    write_files(tmp_path / "whole", build_vocabulary(), replace(DESIGN, repeats=True))
+    write_files(tmp_path / "whole", train(), replace(DESIGN, repeats=True))
     ours, whole, theirs = read_tokenizer(bare), read_tokenizer(tmp_path / "whole"), AutoTokenizer.from_pretrained(bare)
     assert sorted(path.name for path in bare.iterdir()) == ["merges.txt", "tokenizer_config.json", "vocab.json"]
     assert ours.get_vocab() == whole.get_vocab() == theirs.get_vocab()

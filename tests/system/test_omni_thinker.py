@@ -22,7 +22,7 @@ from helpers.omni_family import FAMILIES
 from helpers.servers import all_free, omni_stub
 from omnistage.client import AsyncOmni, Video
 from omnistage.client.request import Options
-from omnistage.models.tiny.qwen2_5_omni.sizes import SIZES
+from omnistage.models.tiny.qwen2_5_omni import SIZES
 from omnistage.router.conversation import REPLAY_BYTES
 from omnistage.v1 import omni_pb2, stage_pb2
 
@@ -188,7 +188,7 @@ async def test_the_rows_of_a_long_prompt_go_once_through_shared_memory(tmp_path:
         assert answer.usage is not None
         rows = answer.usage.stages[1].input_items["prompt"]
         assert rows > 2000
-        width = SIZES["tiny"].thinker.hidden
+        width = SIZES["tiny"]["thinker"]["hidden_size"]
         moved = {way: size - before[way] for way, size in (await sent()).items()}
         # With the rows of the answer, and where those of the prompt stand.
         assert sum(moved.values()) == (rows + 19) * width * 4 + rows * 3 * 4

@@ -10,7 +10,7 @@ import pytest
 
 from helpers.causal_waves import OTHER, loaded, written
 from omnistage.models.qwen3_omni.wave.code2wav import CausalCode2Wav
-from omnistage.models.tiny.qwen3_omni import parts as tiny
+from omnistage.models.tiny import qwen3_omni as tiny
 
 
 @pytest.fixture(scope="session")

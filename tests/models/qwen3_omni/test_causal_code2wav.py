@@ -31,7 +31,7 @@ from omnistage.models.qwen3_omni.config import MODEL_TYPE
 from omnistage.models.qwen3_omni.talker import load_talker
 from omnistage.models.qwen3_omni.wave.code2wav import CausalCode2Wav, Speech, WindowJob
 from omnistage.models.qwen3_omni.wave.config import SCHEDULES, read_wave_config
-from omnistage.models.tiny.qwen3_omni import parts as tiny
+from omnistage.models.tiny import qwen3_omni as tiny
 from omnistage.models.worker import make_ahead
 
 

@@ -88,7 +88,7 @@ def test_logits_of_each_codebook_are_those_of_transformers(loaded: LoadedPredict
     """Several speakers are at it together, each with codes of his own."""
     source, talker, count = random.Random(seed), loaded.reference.talker, 3
     hidden = loaded.rows(count, seed)
-    items = [tuple(source.randrange(loaded.reference.size.codes) for _ in range(loaded.groups)) for _ in range(count)]
+    items = [tuple(source.randrange(loaded.reference.size["codes"]) for _ in range(loaded.groups)) for _ in range(count)]
     found = loaded.scores(loaded.predictor(), hidden, items)
     tables = [talker.get_input_embeddings(), *talker.code_predictor.get_input_embeddings()]
     for speaker, item in enumerate(items):
@@ -131,7 +131,7 @@ def test_an_end_has_no_codes_behind_it(loaded: LoadedPredictor, seed: int) -> No
 def test_numbers_that_are_not_finite_hurt_nobody_else(loaded: LoadedPredictor, seed: int) -> None:
     """Neither those beside them nor those who have their place in the cache afterwards."""
     predictor = loaded.predictor()
-    fixed = torch.zeros(4, loaded.reference.size.codes)
+    fixed = torch.zeros(4, loaded.reference.size["codes"])
     head = FrameHead(lambda hidden: fixed[: len(hidden)], predictor, loaded.groups, ())
     hidden, draws = loaded.rows(4, seed), draws_of(random.Random(seed), 4)
     expected = loaded.drawn(head, hidden, draws)
@@ -167,7 +167,7 @@ def test_each_codebook_has_luck_of_its_own(seed: int) -> None:
 def test_codes_are_drawn_from_those_that_transformers_would_draw_from(loaded: LoadedPredictor, seed: int) -> None:
     """The 50 likeliest ones, and of these as many as are 0.8 together; whatever is asked for the first code."""
     source, predictor, count = random.Random(seed), loaded.predictor(), SPEAKERS
-    head, codes = loaded.head(predictor), loaded.reference.size.codes
+    head, codes = loaded.head(predictor), loaded.reference.size["codes"]
     warp = LogitsProcessorList([TopKLogitsWarper(50), TopPLogitsWarper(0.8)])
     likeliest = total = 0
     for _ in range(3):

@@ -18,7 +18,7 @@ from omnistage.models.encoders.preparing import read_pictures
 from omnistage.models.encoders.starting import Preparation
 from omnistage.models.qwen3_omni.config import read_thinker_config
 from omnistage.models.tiny import omni
-from omnistage.models.tiny.qwen3_omni.checkpoint import PREPROCESSOR
+from omnistage.models.tiny.qwen3_omni import PREPROCESSOR
 
 Files = Mapping[str, Any]
 """By their names without the end."""

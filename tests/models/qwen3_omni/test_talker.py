@@ -30,7 +30,6 @@ from omnistage.models.interface import BadRequest, Sampling, SpeechRequest, Tens
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni.talker import Qwen3Talker, load_talker
 from omnistage.models.qwen3_omni.talker_config import read_talker_config
-from omnistage.models.tiny.qwen3_omni.parts import published_weights
 
 DRAWN = Sampling(temperature=0.9, top_k=50, repetition_penalty=PENALTY)
 GREEDY = Sampling(repetition_penalty=PENALTY)
@@ -243,7 +242,7 @@ async def test_a_speech_ends_with_its_end_or_with_as_many_frames_as_it_may_have(
     ended = speech(seed, asked, sampling=replace(GREEDY, logit_bias={talker.config.codec.eos: 100.0}))
     assert await spoken(talker, rows, ended) == []
     first, *_ = await spoken(talker, rows, unended)
-    assert len(first) == reference.size.groups
+    assert len(first) == reference.size["groups"]
     assert await spoken(talker, rows, replace(unended, max_frames=1)) == [first]
 
 
@@ -297,7 +296,7 @@ async def test_a_checkpoint_may_have_one_voice(reference: TalkerReference, tmp_p
 
 
 async def test_what_it_cannot_do_is_told_before_anything_is_read(reference: TalkerReference, talker: Qwen3Talker) -> None:
-    groups, codes, eos = reference.size.groups, reference.size.codes, talker.config.codec.eos
+    groups, codes, eos = reference.size["groups"], reference.size["codes"], talker.config.codec.eos
     frame = np.zeros((1, groups), np.uint32)
     ended, beyond = frame.copy(), frame.copy()
     ended[0, 0], beyond[0, 1] = eos, codes
@@ -383,7 +382,7 @@ def test_a_config_that_does_not_fit_is_refused(reference: TalkerReference, tmp_p
 
 def test_what_a_config_says_of_frames(reference: TalkerReference) -> None:
     config = read_talker_config(reference.folder)
-    assert (config.groups, config.codes, config.rate_hz) == (reference.size.groups, reference.size.codes, 12.5)
+    assert (config.groups, config.codes, config.rate_hz) == (reference.size["groups"], reference.size["codes"], 12.5)
     assert config.silent == frozenset(reference.silent) and len(CHAT) == 3
 
 
@@ -424,7 +423,7 @@ async def test_a_packed_thinker_is_unpacked(reference: TalkerReference, tmp_path
     "name", ["model.layers.1.mlp.experts.2.up_proj", "code_predictor.lm_head.1", "text_projection.linear_fc2", "codec_head"]
 )
 def test_a_weight_that_is_missing_is_named(reference: TalkerReference, tmp_path: Path, name: str) -> None:
-    weights = published_weights(reference.talker.state_dict())
+    weights = reference.published()
     del weights[f"talker.{name}.weight"]
     with pytest.raises((BadCheckpoint, ValueError), match=re.escape(f"{name.removeprefix('model.')}.weight")):
         load(copied(reference, tmp_path, {}, weights))
@@ -433,7 +432,7 @@ def test_a_weight_that_is_missing_is_named(reference: TalkerReference, tmp_path:
 def test_an_expert_of_another_shape_is_named(reference: TalkerReference, tmp_path: Path) -> None:
     """The check is of all experts together too: one too many would not be missed."""
     name = "talker.model.layers.1.mlp.experts.2.up_proj.weight"
-    weights = published_weights(reference.talker.state_dict())
+    weights = reference.published()
     copied(reference, tmp_path, {}, {**weights, name: weights[name][1:].clone()})
     with pytest.raises(BadCheckpoint, match=rf"{re.escape(name)} is \[.*, and by config\.json it is"):
         load(tmp_path)
@@ -447,7 +446,7 @@ def test_an_expert_of_another_shape_is_named(reference: TalkerReference, tmp_pat
 def test_a_weight_that_nobody_reads_is_named(reference: TalkerReference, tmp_path: Path) -> None:
     extra = {"talker.model.layers.0.mlp.experts.99.up_proj.weight": torch.zeros(2, 2)}
     with pytest.raises(BadCheckpoint, match=r"experts\.99\.up_proj"):
-        load(copied(reference, tmp_path, {}, {**published_weights(reference.talker.state_dict()), **extra}))
+        load(copied(reference, tmp_path, {}, {**reference.published(), **extra}))
 
 
 MUTATIONS: dict[str, tuple[str, Any]] = {
@@ -492,7 +491,7 @@ async def pictured(talker: Qwen3Talker, reference: TalkerReference, seed: int, a
 )
 async def test_the_shared_expert_is_heard(reference: TalkerReference, talker: Qwen3Talker, tmp_path: Path, seed: int) -> None:
     """Where it adds nothing, another speech is made: the comparisons above would see a Talker without it."""
-    weights = published_weights(reference.talker.state_dict())
+    weights = reference.published()
     deaf = {name: value * (".shared_expert.down_proj." not in name) for name, value in weights.items()}
     other = load(copied(reference, tmp_path, {}, deaf))
     assert await pictured(other, reference, seed) != await pictured(talker, reference, seed)

@@ -26,7 +26,7 @@ from omnistage.models.qwen3_omni.config import read_thinker_config
 from omnistage.models.qwen3_omni.thinker import Qwen3Thinker, load_thinker, tokenizer_of
 from omnistage.models.speech.talker import HIDDEN, PLACES, PROMPT
 from omnistage.models.tiny.makers import CheckpointOrder, make_tiny
-from omnistage.models.tiny.qwen3_omni.parts import TEMPLATE, THINKING_TEMPLATE
+from omnistage.models.tiny.qwen3_omni import TEMPLATE, THINKING_TEMPLATE
 from omnistage.router.pipeline import load_pipeline
 from omnistage.router.request import validate
 from omnistage.thinker.stage import parse

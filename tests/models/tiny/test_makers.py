@@ -19,17 +19,17 @@ import os, signal, sys
 from pathlib import Path
 from omnistage.models.tiny import makers
 
-def killed(out, order, report):
+def make(name, out, order, report):
     (out / "weights").write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)
 
 sys.modules["killed"] = sys.modules["__main__"]
-makers.MAKERS["files"] = makers.Maker("killed:killed", ("tiny",))
+makers.MAKERS["files"] = makers.Maker("killed", ("tiny",))
 makers.make_tiny("files", Path(sys.argv[1]), makers.CheckpointOrder())
 """
 
 
-def weights(out: Path, order: CheckpointOrder, report: ShowProgress) -> None:
+def make(name: str, out: Path, order: CheckpointOrder, report: ShowProgress) -> None:
     """A maker: of one file."""
     (out / "weights").write_text("whole")
 
@@ -45,7 +45,7 @@ def test_a_folder_in_which_a_maker_was_killed_is_as_empty_as_before(
     assert done.returncode == -signal.SIGKILL
     assert list(tmp_path.rglob("weights")), "it was killed in the middle"
     monkeypatch.setitem(sys.modules, "weights", sys.modules[__name__])
-    monkeypatch.setitem(makers.MAKERS, "files", Maker("weights:weights", ("tiny",)))
+    monkeypatch.setitem(makers.MAKERS, "files", Maker("weights", ("tiny",)))
     make_tiny("files", place, CheckpointOrder())
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
     assert [(path.name, path.read_text()) for path in place.iterdir()] == [("weights", "whole")]

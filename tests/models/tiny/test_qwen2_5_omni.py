@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import random
-import re
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import fields
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +29,9 @@ from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.thinker import load_thinker
 from omnistage.models.reports import FetchError
 from omnistage.models.tiny.makers import CheckpointOrder, MakeError, make_tiny
-from omnistage.models.tiny.qwen2_5_omni.checkpoint import ROLES
-from omnistage.models.tiny.qwen2_5_omni.checkpoint import weight_shapes as shapes_of
-from omnistage.models.tiny.qwen2_5_omni.sizes import SIZES, Ids, config
+from omnistage.models.tiny.qwen2_5_omni import DESIGN, SIZES, config
+from omnistage.models.tiny.tokenizer import train, write_files
+from omnistage.models.tiny.weights import published_weights
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "qwen2_5_omni.md"
 FILES = (
@@ -43,8 +39,6 @@ FILES = (
     *("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"),
     *("preprocessor_config.json", "special_tokens_map.json", "spk_dict.pt", "tokenizer.json", "tokenizer_config.json", "vocab.json"),
 )
-DECODER_ROWS = ("layers x hidden", "ffn", "heads / kv x size", "sections")
-NUMBERS = [field.name for field in fields(Ids) if field.name not in ("speakers", "rows")]
 OF_THE_SEED = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "spk_dict.pt"}
 
 PUBLISHED_IDS = {
@@ -126,8 +120,8 @@ def test_a_voice_makes_sound_of_codes_that_is_not_clipped(loaded: tuple[Any, dic
     voices = torch.load(omni_checkpoint / "spk_dict.pt", weights_only=True)
     assert voices.keys() == {"Chelsie", "Ethan"}
     for voice in voices.values():
-        assert voice["cond"].shape == (1, sizes.dit.speaker)
-        assert voice["ref_mel"].shape == (1, sizes.voice_frames, 80)
+        assert voice["cond"].shape == (1, sizes["dit"]["enc_emb_dim"])
+        assert voice["ref_mel"].shape == (1, sizes["sound"]["voice_frames"], 80)
     codes = torch.arange(0, 8192, 512)[None]
     torch.manual_seed(1)
     with torch.inference_mode():
@@ -140,61 +134,32 @@ def test_a_voice_makes_sound_of_codes_that_is_not_clipped(loaded: tuple[Any, dic
     assert not torch.allclose(one, other, atol=1e-3)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_a_table_is_what_it_says(size: str) -> None:
-    sizes = SIZES[size]
-    for decoder in (sizes.thinker, sizes.talker):
-        assert 2 * sum(decoder.rope_sections) == decoder.head_size
-        assert decoder.heads % decoder.kv_heads == 0 < decoder.kv_heads < decoder.heads
-    assert 0 < len(sizes.vision.full_attention) < sizes.vision.layers
-    assert [trunk_size(size), whole_size(size)] == [int(cell) for cell in table("weights of the Thinker's layers", "of all")[size]]
-
-
-def test_the_size_100m_has_about_145_million_weights_in_the_trunk() -> None:
-    assert SIZES["100m"].thinker.layers == 16
-    assert 143e6 < trunk_size("100m") < 147e6
-
-
-def trunk_size(size: str) -> int:
-    return sum(math.prod(shape) for name, shape in shapes(size).items() if name.startswith("thinker.model.layers."))
-
-
-def whole_size(size: str) -> int:
-    return sum(math.prod(shape) for shape in shapes(size).values())
-
-
-@cache
-def shapes(size: str) -> dict[str, tuple[int, ...]]:
-    ids = Ids(**dict.fromkeys(NUMBERS, 0), speakers={}, rows=576)
-    return shapes_of(config(SIZES[size], ids, "float32"))
-
-
-def table(*rows: str) -> dict[str, list[str]]:
-    """Cells of some rows of the table of sizes in the docs, by size."""
-    cells = {
-        name.strip(): [value.strip().replace(",", "") for value in values.split("|")]
-        for name, values in re.findall(r"(?m)^\|([^|]+)\|(.+)\|$", PAGE.read_text(encoding="utf-8"))
-    }
-    return {size: [cells[row][column] for row in rows] for column, size in enumerate(SIZES)}
-
-
-def test_the_table_in_the_docs_is_that_of_the_code() -> None:
-    for size, sizes in SIZES.items():
-        rows = []
-        for decoder in (sizes.thinker, sizes.talker):
-            heads = f"{decoder.heads} / {decoder.kv_heads} x {decoder.head_size}"
-            rows += [f"{decoder.layers} x {decoder.hidden}", str(decoder.ffn), heads, " + ".join(map(str, decoder.rope_sections))]
-        vision = f"{sizes.vision.layers} x {sizes.vision.hidden}"
-        rows += [vision, str(sizes.vision.ffn), str(sizes.vision.heads), " and ".join(map(str, sizes.vision.full_attention))]
-        rows += [f"{sizes.audio.layers} x {sizes.audio.hidden}", str(sizes.audio.ffn), str(sizes.audio.heads)]
-        rows += [f"22 x {sizes.dit.hidden}", f"{sizes.dit.heads} x {sizes.dit.head_size}", str(sizes.dit.speaker)]
-        rows += [str(sizes.vocoder), str(sizes.voice_frames), sizes.dtype]
-        names = [f"{stage}: {what}" for stage in ("Thinker", "Talker") for what in DECODER_ROWS]
-        names += [f"eyes: {what}" for what in ("layers x hidden", "ffn", "heads", "full attention")]
-        names += [f"ears: {what}" for what in ("layers x hidden", "ffn", "heads")]
-        names += [f"mel frames: {what}" for what in ("layers x hidden", "heads x size", "voice")]
-        names += ["vocoder: channels", "voice's example: frames", "dtype"]
-        assert [cell.replace(",", "") for cell in rows] == table(*names)[size]
+def test_the_table_in_the_docs_is_that_of_the_code(tmp_path: Path) -> None:
+    ids = write_files(tmp_path, train(), DESIGN)
+    columns = []
+    for size in SIZES.values():
+        values = config(size, ids, size["dtype"])
+        thinker, talker, waves = (values[f"{part}_config"] for part in ("thinker", "talker", "token2wav"))
+        column: list[object] = []
+        for decoder, head_size in ((thinker["text_config"], talker["head_dim"]), (talker, talker["head_dim"])):
+            heads, kv_heads = decoder["num_attention_heads"], decoder["num_key_value_heads"]
+            sections = decoder["rope_scaling"]["mrope_section"]
+            assert 2 * sum(sections) == head_size and heads % kv_heads == 0 < kv_heads < heads
+            column += [f"{decoder['num_hidden_layers']} x {decoder['hidden_size']}", decoder["intermediate_size"]]
+            column += [f"{heads} / {kv_heads} x {head_size}", " + ".join(map(str, sections))]
+        eyes, ears, dit = thinker["vision_config"], thinker["audio_config"], waves["dit_config"]
+        assert 0 < len(eyes["fullatt_block_indexes"]) < eyes["depth"]
+        column += [f"{eyes['depth']} x {eyes['hidden_size']}", eyes["intermediate_size"], eyes["num_heads"]]
+        column += [" and ".join(map(str, eyes["fullatt_block_indexes"]))]
+        column += [f"{ears['encoder_layers']} x {ears['d_model']}", ears["encoder_ffn_dim"], ears["encoder_attention_heads"]]
+        column += [f"22 x {dit['hidden_size']}", f"{dit['num_attention_heads']} x {dit['head_dim']}", dit["enc_emb_dim"]]
+        column += [waves["bigvgan_config"]["upsample_initial_channel"], size["sound"]["voice_frames"], size["dtype"]]
+        weights = published_weights(Qwen2_5OmniForConditionalGeneration, values)
+        column += [sum(weights[name].numel() for name in weights if name.startswith("thinker.model.layers."))]
+        columns.append([*map(str, column), str(sum(weight.numel() for weight in weights.values()))])
+    table = PAGE.read_text(encoding="utf-8").partition("| | tiny | small | 100m |")[2].splitlines()[2 : 2 + len(columns[0])]
+    cells = [[cell.strip().replace(",", "") for cell in line.split("|")[2:-1]] for line in table]
+    assert cells == [list(row) for row in zip(*columns, strict=True)]
 
 
 def test_another_seed_makes_other_weights_and_voices_only(omni_checkpoint: Path, tmp_path: Path) -> None:
@@ -347,7 +312,7 @@ def same_tokenizers(folder: Path, theirs: Any, source: random.Random) -> None:
         assert plain.decode(ids) == theirs.decode(ids) == text
     added = read(folder, "added_tokens.json")
     ids = read(folder, "config.json")["thinker_config"]
-    for what, token in ROLES.items():
+    for what, token in DESIGN.roles.items():
         assert getattr(theirs, what) == token
         assert getattr(theirs, f"{what}_id") == added[token]
     tokens = {
@@ -450,7 +415,7 @@ def test_a_vocabulary_that_cannot_be_had_leaves_nothing(there: bool, tmp_path: P
 
 
 @lengths.long_form(
-    "models/tiny/test_diffusers.py::test_the_same_order_gives_the_same_bytes",
+    "models/tiny/test_pipelines.py::test_the_same_order_gives_the_same_bytes",
     "models/tiny/test_qwen2_5_omni.py::test_another_seed_makes_other_weights_and_voices_only",
     unkept="the command prints the folder alone, and the modes of the files are those of the folder",
 )

