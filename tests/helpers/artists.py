@@ -148,6 +148,7 @@ async def check_refused(model: DrawnModel[Any], field: str, told: str | None = N
     return refused.value.description
 
 
-def published(folder: Path, seed: int, prompt: str = "a dog", **said: Any) -> NDArray[Any]:
-    """The picture that the pipeline of Diffusers itself draws: [height, width, samples]."""
-    return np.asarray(pipeline_of(folder)(prompt, generator=torch.Generator().manual_seed(seed), **said).images[0])
+def published(folder: Path, seed: int, **options: Any) -> NDArray[Any]:
+    """The picture that the pipeline of Diffusers itself draws: [height, width, samples]. options: of its call."""
+    options = {"prompt": "a dog", **options}
+    return np.asarray(pipeline_of(folder)(generator=torch.Generator().manual_seed(seed), **options).images[0])

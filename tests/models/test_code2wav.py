@@ -55,7 +55,7 @@ def cut(rows: Array, draw: random.Random) -> list[Array]:
 
 async def test_every_row_gives_its_samples(code2wav: SmolCode2Wav, rows: Array) -> None:
     samples = await samples_of(code2wav, rows)
-    assert (samples.shape, samples.dtype) == ((len(rows) * SAMPLES_PER_ROW, 1), np.float32)
+    assert samples.shape == (len(rows) * SAMPLES_PER_ROW, 1) and samples.dtype == np.float32
     assert np.abs(samples).max() <= 1
     assert np.sqrt(np.mean(samples**2)) > 0.01
 

@@ -39,7 +39,7 @@ async def test_rows_say_where_they_lie_in_their_phrase(talker: SmolTalker) -> No
     assert [one.finish_reason for one in frames] == [None] * (len(frames) - 1) + [FinishReason.STOP]
     assert len(frames[-1].rows) == 0
     for one in frames[:-1]:
-        assert (one.rows.dtype, one.rows.shape[1]) == (np.float32, FEATURE_WIDTH) and np.isfinite(one.rows).all()
+        assert one.rows.dtype == np.float32 and one.rows.shape[1] == FEATURE_WIDTH and np.isfinite(one.rows).all()
         assert (one.rows[:, INDEX] == np.arange(len(one.rows))).all()
         assert (one.rows[:, COUNT] == len(one.rows)).all()
 

@@ -137,7 +137,7 @@ async def test_a_pipeline_by_whole_calls_gets_a_picture_as_it_was_sent(tmp_path:
         (given,) = (await whole.prepare(request((saved(clear),), BACKGROUND))).images
         assert given.resized[0].getcolors() == [(400 * 500, BACKGROUND)]
     said = {"width": 96, "height": 64, "num_inference_steps": 3, "true_cfg_scale": 1.0}
-    expected = published(folder, seed, "bluer", image=Image.fromarray(image).convert("RGB"), **said)
+    expected = published(folder, seed, prompt="bluer", image=Image.fromarray(image).convert("RGB"), **said)
     assert np.abs(made.pixels[0] - expected.astype(int)).max() <= 1
 
 

@@ -128,7 +128,11 @@ def _rewritten(file: str, change: Callable[[bytes], bytes]) -> Damage:
 
 
 def _lacking(*files: str) -> Damage:
-    return lambda folder: [(folder / file).unlink() for file in files]
+    def remove(folder: Path) -> None:
+        for file in files:
+            (folder / file).unlink()
+
+    return remove
 
 
 DAMAGES: dict[str, tuple[Damage, str]] = {

@@ -254,8 +254,8 @@ async def test_a_range_that_is_none_is_told(decoder: MediaDecoder, limits: tuple
 async def test_other_ways_to_say_a_colour(decoder: MediaDecoder, seed: int) -> None:
     """As Pillow makes RGB of them outside of the process that decodes."""
     image = Image.fromarray(media_files.pixels(seed, 20, 30))
-    profiles = (ImageCms.createProfile(name) for name in ("sRGB", "LAB"))
-    lab = ImageCms.applyTransform(image, ImageCms.buildTransform(*profiles, "RGB", "LAB"))
+    to_lab = ImageCms.buildTransform(ImageCms.createProfile("sRGB"), ImageCms.createProfile("LAB"), "RGB", "LAB")
+    lab = ImageCms.applyTransform(image, to_lab)
     assert lab is not None
     deep = (np.asarray(image) * np.uint16(257)).tobytes()
     sixteen = picture_files.tiff(30, 20, deep, {258: ("H", [16] * 3), 262: ("H", [2]), 277: ("H", [3])})

@@ -30,7 +30,7 @@ ALMOST = 1.5
 
 @dataclass(frozen=True, slots=True)
 class RankCase:
-    """variant: of `qwen3_checkpoint`, where it is not the checkpoint that is there for all tests."""
+    """variant: of `checkpoints.VARIANTS`, where it is not the checkpoint that is there for all tests."""
 
     family: str
     ranks: int = 2
@@ -39,7 +39,7 @@ class RankCase:
 
 
 QWEN3 = "qwen3_omni"
-FOUR_HEADS = next(name for name, (size, *_) in VARIANTS.items() if size.text.kv_heads == 4)
+FOUR_HEADS = next(name for name, (size, _) in VARIANTS.items() if size.get("text", {}).get("num_key_value_heads") == 4)
 FIXTURES = {"qwen2_5_omni": "omni_checkpoint", QWEN3: "qwen3_checkpoint"}
 CASES = {
     "Qwen2.5-Omni": RankCase("qwen2_5_omni"),
