@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import resource
 import sys
 import time
 from collections.abc import Sequence
@@ -176,8 +175,6 @@ async def _speed(model: SmolThinker, report: Report) -> None:
         if concurrent > 1:
             ratio = median([many_rate / one_rate for many_rate, one_rate in zip(rates[concurrent], rates[1], strict=True)])
             report.add(Figure(f"thinker_x_{concurrent}", ratio, "x", f">= {goal}", f"of {single:.1f} tokens/s for one request"))
-    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    report.add(Figure("thinker_peak_memory", peak_mib, "MiB", "", "resident, the whole process"))
 
 
 async def measure_thinker(report: Report) -> None:

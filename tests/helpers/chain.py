@@ -16,7 +16,7 @@ from omnistage.wire.proto_values import kind_name
 
 
 @dataclass
-class Replica:
+class LocalReplica:
     """A stage and what ends it."""
 
     local: Local
@@ -35,7 +35,7 @@ class RouterAndStages:
     stages: Mapping[str, Local]
     router: Local
     stub: omni_pb2_grpc.OmniServiceAsyncStub
-    replicas: Mapping[str, list[Replica]] = field(default_factory=dict)
+    replicas: Mapping[str, list[LocalReplica]] = field(default_factory=dict)
 
     @property
     def addresses(self) -> list[str]:
@@ -64,11 +64,11 @@ async def router_and_stages(
     """A router in front of stages of these models, several of a kind if it comes again; when the block ends well nothing may be held.
     stage: settings of every stage. settings: of the router."""
     async with AsyncExitStack() as exits:
-        replicas: dict[str, list[Replica]] = {}
+        replicas: dict[str, list[LocalReplica]] = {}
         for logic in logics:
             own = await exits.enter_async_context(AsyncExitStack())
             local = await own.enter_async_context(local_stage(logic, **(stage or {})))
-            replicas.setdefault(kind_name(logic.description.kind), []).append(Replica(local, own))
+            replicas.setdefault(kind_name(logic.description.kind), []).append(LocalReplica(local, own))
         addresses = [(kind, replica.local.address) for kind, each in replicas.items() for replica in each]
         router = await exits.enter_async_context(local_router(addresses, pipeline, **settings))
         stub = await exits.enter_async_context(omni_stub(router.address))

@@ -109,7 +109,7 @@ PHASES = ["nothing", "open", "opened", "half an input", "output", "unread output
 
 
 async def go_to(phase: str, caller: RunStream, stage: Stage) -> None:
-    """What a caller does until then."""
+    """Do what a caller does before this phase."""
     if phase == "nothing":
         return
     await caller.send(open=stage.open())

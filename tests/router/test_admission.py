@@ -211,8 +211,8 @@ async def test_nothing_is_left_of_who_goes_away():
 
 
 @dataclass(frozen=True)
-class Call:
-    """The facts of one."""
+class ClientCall:
+    """The facts of a call, as the router asks gRPC for them."""
 
     address: str
     key: str = ""
@@ -233,7 +233,7 @@ PROOF = OF_STACK.for_gateway().secret
 UUID = "322e3fe2cf6c4976a0f411505a32621c"
 
 
-def client_of(call: Call) -> Client:
+def client_of(call: ClientCall) -> Client:
     """As a router finds it that has a token."""
     return Callers(OF_STACK.for_gateway()).client_of(call)
 
@@ -241,26 +241,26 @@ def client_of(call: Call) -> Client:
 @pytest.mark.parametrize(
     ("first", "second", "same"),
     [
-        (Call(ONE), Call(SAME_HOST), True),
-        (Call(ONE), Call(OTHER_HOST), False),
-        (Call("ipv6:%5B::1%5D:1"), Call("ipv6:%5B::1%5D:2"), True),
-        (Call("ipv6:%5B2001:db8:1:2::1%5D:1"), Call("ipv6:%5B2001:db8:1:2:ffff::9%5D:1"), True),
-        (Call("ipv6:[2001:db8:1:2::1]:1"), Call("ipv6:%5B2001:db8:1:2::2%5D:1"), True),
-        (Call("ipv6:%5B2001:db8:1:2::1%5D:1"), Call("ipv6:%5B2001:db8:1:3::1%5D:1"), False),
-        (Call("ipv6:%5Bfe80::1%25eth0%5D:1"), Call("ipv6:%5Bfe80::2%25eth0%5D:1"), True),
-        (Call("ipv6:%5B::ffff:10.0.0.1%5D:1"), Call(ONE), True),
-        (Call("ipv6:%5B::ffff:10.0.0.1%5D:1"), Call("ipv6:%5B::ffff:10.0.0.2%5D:1"), False),
-        (Call("unix:"), Call("unix:"), True),
-        (Call(ONE, "a"), Call(SAME_HOST, "a"), True),
-        (Call(ONE, "a"), Call(OTHER_HOST, "a"), False),
-        (Call(ONE, "a"), Call(ONE, "b"), False),
-        (Call(ONE, "a"), Call(ONE), False),
-        (Call(ONE, "a", PROOF, "one"), Call(OTHER_HOST, "a", PROOF, "one"), True),
-        (Call(ONE, "a", PROOF, "one"), Call(ONE, "a", PROOF, "other"), False),
-        (Call(ONE, "a", PROOF, "10.0.0.1"), Call(ONE, "a"), False),
+        (ClientCall(ONE), ClientCall(SAME_HOST), True),
+        (ClientCall(ONE), ClientCall(OTHER_HOST), False),
+        (ClientCall("ipv6:%5B::1%5D:1"), ClientCall("ipv6:%5B::1%5D:2"), True),
+        (ClientCall("ipv6:%5B2001:db8:1:2::1%5D:1"), ClientCall("ipv6:%5B2001:db8:1:2:ffff::9%5D:1"), True),
+        (ClientCall("ipv6:[2001:db8:1:2::1]:1"), ClientCall("ipv6:%5B2001:db8:1:2::2%5D:1"), True),
+        (ClientCall("ipv6:%5B2001:db8:1:2::1%5D:1"), ClientCall("ipv6:%5B2001:db8:1:3::1%5D:1"), False),
+        (ClientCall("ipv6:%5Bfe80::1%25eth0%5D:1"), ClientCall("ipv6:%5Bfe80::2%25eth0%5D:1"), True),
+        (ClientCall("ipv6:%5B::ffff:10.0.0.1%5D:1"), ClientCall(ONE), True),
+        (ClientCall("ipv6:%5B::ffff:10.0.0.1%5D:1"), ClientCall("ipv6:%5B::ffff:10.0.0.2%5D:1"), False),
+        (ClientCall("unix:"), ClientCall("unix:"), True),
+        (ClientCall(ONE, "a"), ClientCall(SAME_HOST, "a"), True),
+        (ClientCall(ONE, "a"), ClientCall(OTHER_HOST, "a"), False),
+        (ClientCall(ONE, "a"), ClientCall(ONE, "b"), False),
+        (ClientCall(ONE, "a"), ClientCall(ONE), False),
+        (ClientCall(ONE, "a", PROOF, "one"), ClientCall(OTHER_HOST, "a", PROOF, "one"), True),
+        (ClientCall(ONE, "a", PROOF, "one"), ClientCall(ONE, "a", PROOF, "other"), False),
+        (ClientCall(ONE, "a", PROOF, "10.0.0.1"), ClientCall(ONE, "a"), False),
     ],
 )
-def test_places_are_counted_by_host_and_there_by_key(first: Call, second: Call, same: bool):
+def test_places_are_counted_by_host_and_there_by_key(first: ClientCall, second: ClientCall, same: bool):
     assert (client_of(first) == client_of(second)) == same
 
 
@@ -269,52 +269,52 @@ def test_places_are_counted_by_host_and_there_by_key(first: Call, second: Call, 
 @pytest.mark.parametrize("proof", ["", "guessed" * 4, OF_STACK.secret, PROOF[:-1], PROOF.upper(), PROOF.encode() + b"\xff", "\u20ac" * 16])
 def test_a_host_that_is_named_without_proof_counts_for_nothing(callers: Callers, host: str | bytes, proof: str | bytes) -> None:
     for key in ("", "a"):
-        assert callers.client_of(Call(ONE, key, proof, host)) == callers.client_of(Call(ONE, key))
+        assert callers.client_of(ClientCall(ONE, key, proof, host)) == callers.client_of(ClientCall(ONE, key))
 
 
 def test_a_router_without_a_token_believes_no_gateway() -> None:
-    assert Callers().client_of(Call(ONE, "a", PROOF, "one")) == Callers().client_of(Call(ONE, "a"))
+    assert Callers().client_of(ClientCall(ONE, "a", PROOF, "one")) == Callers().client_of(ClientCall(ONE, "a"))
 
 
 def test_the_key_itself_is_kept_nowhere():
-    call = Call(ONE, "secret")
+    call = ClientCall(ONE, "secret")
     assert "secret" not in f"{client_of(call)} {request_of(call, UUID)}"
 
 
 @pytest.mark.parametrize(
     ("first", "second", "request_id", "same"),
     [
-        (Call(ONE), Call(ONE), "1", True),
-        (Call(ONE), Call(SAME_HOST), "1", False),
-        (Call(ONE), Call(OTHER_HOST), "1", False),
-        (Call(ONE), Call(OTHER_HOST), UUID, True),
-        (Call(ONE, "a"), Call(OTHER_HOST, "a"), "1", True),
-        (Call(ONE, "a"), Call(ONE, "b"), "1", False),
-        (Call(ONE, "a"), Call(ONE, "b"), UUID, False),
-        (Call(ONE, "a"), Call(ONE), UUID, False),
+        (ClientCall(ONE), ClientCall(ONE), "1", True),
+        (ClientCall(ONE), ClientCall(SAME_HOST), "1", False),
+        (ClientCall(ONE), ClientCall(OTHER_HOST), "1", False),
+        (ClientCall(ONE), ClientCall(OTHER_HOST), UUID, True),
+        (ClientCall(ONE, "a"), ClientCall(OTHER_HOST, "a"), "1", True),
+        (ClientCall(ONE, "a"), ClientCall(ONE, "b"), "1", False),
+        (ClientCall(ONE, "a"), ClientCall(ONE, "b"), UUID, False),
+        (ClientCall(ONE, "a"), ClientCall(ONE), UUID, False),
     ],
 )
-def test_a_request_is_the_same_only_where_no_stranger_can_have_asked_it(first: Call, second: Call, request_id: str, same: bool):
+def test_a_request_is_the_same_only_where_no_stranger_can_have_asked_it(first: ClientCall, second: ClientCall, request_id: str, same: bool):
     assert (request_of(first, request_id) == request_of(second, request_id)) == same
 
 
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        (Call(ONE), "10.0.0.1"),
-        (Call("ipv6:%5B::ffff:10.0.0.1%5D:1"), "10.0.0.1"),
-        (Call("ipv6:%5B2001:db8:1:2:ffff::9%5D:1"), "2001:db8:1:2::/64"),
-        (Call("ipv6:%5B::1%5D:1"), "::/64"),
-        (Call("unix:"), "local"),
-        (Call(ONE, "secret"), "key:2bb80d537b1da3e3"),
+        (ClientCall(ONE), "10.0.0.1"),
+        (ClientCall("ipv6:%5B::ffff:10.0.0.1%5D:1"), "10.0.0.1"),
+        (ClientCall("ipv6:%5B2001:db8:1:2:ffff::9%5D:1"), "2001:db8:1:2::/64"),
+        (ClientCall("ipv6:%5B::1%5D:1"), "::/64"),
+        (ClientCall("unix:"), "local"),
+        (ClientCall(ONE, "secret"), "key:2bb80d537b1da3e3"),
     ],
 )
-def test_logs_show_a_host_a_network_or_the_beginning_of_a_digest(call: Call, expected: str) -> None:
+def test_logs_show_a_host_a_network_or_the_beginning_of_a_digest(call: ClientCall, expected: str) -> None:
     assert client_text(client_of(call)) == expected
 
 
 def test_a_name_is_the_same_for_a_client_and_for_nobody_else() -> None:
-    calls = (Call(ONE), Call(SAME_HOST), Call(OTHER_HOST), Call(ONE, "key"), Call(ONE, "other"))
+    calls = (ClientCall(ONE), ClientCall(SAME_HOST), ClientCall(OTHER_HOST), ClientCall(ONE, "key"), ClientCall(ONE, "other"))
     one, same, other_host, key, other_key = (name_of(client_of(call)) for call in calls)
     assert one == same and len({one, other_host, key, other_key}) == 4
     assert len(one) == 33 and "10.0.0.1" not in one
@@ -322,17 +322,22 @@ def test_a_name_is_the_same_for_a_client_and_for_nobody_else() -> None:
 
 
 def test_a_scope_is_that_of_a_key_and_all_without_one_share_theirs() -> None:
-    one, other = (scope_of(client_of(Call(ONE, key))) for key in ("a", "b"))
-    assert one == scope_of(client_of(Call(OTHER_HOST, "a"))) != other
+    one, other = (scope_of(client_of(ClientCall(ONE, key))) for key in ("a", "b"))
+    assert one == scope_of(client_of(ClientCall(OTHER_HOST, "a"))) != other
     assert one and other and one != "a"
-    assert scope_of(client_of(Call(ONE))) == scope_of(client_of(Call(OTHER_HOST))) == scope_of(client_of(Call("unix:"))) == ""
+    assert (
+        scope_of(client_of(ClientCall(ONE)))
+        == scope_of(client_of(ClientCall(OTHER_HOST)))
+        == scope_of(client_of(ClientCall("unix:")))
+        == ""
+    )
 
 
 def test_whoever_knows_an_address_does_not_know_its_name() -> None:
     """It is another one in another process."""
     program = "from omnistage.router.admission import Client, name_of; print(name_of(Client('10.0.0.1')))"
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
-    assert len(other) == 33 and other != name_of(client_of(Call(ONE)))
+    assert len(other) == 33 and other != name_of(client_of(ClientCall(ONE)))
 
 
 # The gate -------------------------------------------------------------------------------------------------------------------------------

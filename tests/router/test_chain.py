@@ -1,4 +1,4 @@
-"""What a toy chain says through its router: text that a stop string cuts off is not spoken, stages tell facts to the client, a request for
+"""A toy chain behind its router: text that a stop string cuts off is not spoken, stages tell facts to the client, a request for
 text computes no rows. With credentials of TLS, which only tests have, it answers nobody who does not speak TLS."""
 
 from __future__ import annotations

@@ -370,7 +370,7 @@ def test_of_which_process_it_says_nothing(host: str) -> None:
         assert not known(address, own, "another boot") and not known(address, own, "")
 
 
-# What a link further behind heard nothing of --------------------------------------------------------------------------------------------
+# Losses that only a link further behind has noticed ---------------------------------------------------------------------------------------
 
 
 HUNG, WELL = "127.0.0.1:1", "127.0.0.1:2"

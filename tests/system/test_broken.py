@@ -32,7 +32,7 @@ def breakable(folder: Path, *flags: str) -> ServerProcess:
 
 
 def lines_of(server: ServerProcess) -> list[dict[str, Any]]:
-    """Of its log."""
+    """The lines of its log that are JSON."""
     return [json.loads(line) for line in server.log().splitlines() if line.startswith("{")]
 
 

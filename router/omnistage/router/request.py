@@ -37,25 +37,19 @@ MOST_NAMED = 8
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What a pipeline lacks for one request. missing_kinds: kinds of stages that the request has params for. missing_media: kinds of media
-    in the request. missing_outputs: ports that it names. requested_outputs: all ports that it names. is_verbatim: it is a text to speak."""
+    """Says what a pipeline lacks for one request. missing_kinds: kinds of stages that the request has params for. missing_media: kinds of
+    media in the request. missing_outputs: ports that it names."""
 
     pipeline: PipelineFile
+    request: omni_pb2.GenerateRequest
     missing_kinds: Sequence[str]
     missing_media: Sequence[str]
     missing_outputs: Sequence[str]
-    requested_outputs: Collection[str]
-    is_verbatim: bool
 
     @property
     def can_answer(self) -> bool:
         """Whether the pipeline lacks nothing."""
         return not (self.missing_kinds or self.missing_media or self.missing_outputs)
-
-    @property
-    def can_draw(self) -> bool:
-        """Whether the pipeline could answer if the request were a drawing from the same media."""
-        return self.pipeline.draws and not (self.missing_media or self.missing_outputs)
 
     @property
     def reasons(self) -> str:
@@ -68,23 +62,22 @@ class Fit:
     def name_ability(self, kind: str) -> str:
         """A phrase, such as "does not speak", for what the pipeline cannot do because it has no stage of this kind."""
         if kind == "diffusion":
-            return _drawing(self.requested_outputs)[2]
+            return _drawing(self.request.outputs)[2]
         if kind == "talker" and "thinker" in self.pipeline.kinds:
             return NO_TALKER
-        return "does not speak a text" if kind == "thinker" and self.is_verbatim else MISSING[kind]
+        return "does not speak a text" if kind == "thinker" and self.request.thinker.verbatim else MISSING[kind]
 
 
 def find_fits(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, PipelineFile]) -> dict[str, Fit]:
-    """What each pipeline lacks for the request, by the pipeline's name."""
+    """The fit of each pipeline for the request, by the pipeline's name."""
     kinds, media_kinds = [kind for kind in KINDS if request.HasField(kind)], media(request)
     return {
         name: Fit(
             pipeline,
-            missing_kinds=[kind for kind in kinds if kind not in pipeline.kinds],
-            missing_media=[medium for medium in media_kinds if medium not in pipeline.inputs],
-            missing_outputs=pipeline.missing_outputs(request.outputs),
-            requested_outputs=request.outputs,
-            is_verbatim=bool(request.thinker.verbatim),
+            request,
+            [kind for kind in kinds if kind not in pipeline.kinds],
+            [medium for medium in media_kinds if medium not in pipeline.inputs],
+            pipeline.missing_outputs(request.outputs),
         )
         for name, pipeline in pipelines.items()
     }
@@ -119,13 +112,15 @@ def _choose_fit(request: omni_pb2.GenerateRequest, fits: Mapping[str, Fit]) -> F
     default = next(iter(fits.values()))
     candidates = [fit for fit in fits.values() if fit.can_answer]
     if not candidates and _only_drawing_is_meant(request, fits.values()):
-        candidates = [fit for fit in fits.values() if fit.can_draw]
+        candidates = [fit for fit in fits.values() if fit.pipeline.draws and not (fit.missing_media or fit.missing_outputs)]
     if len(fits) == 1 or default in candidates[:1]:
         return default
     if not candidates:
         text = "; ".join(f"{name} {fit.reasons}" for name, fit in list(fits.items())[:MOST_NAMED])
         if request.HasField("diffusion"):
-            text += f"; {_name_drawing_pipelines(fits.values(), request.outputs)}"
+            artists = [fit.pipeline.name for fit in fits.values() if fit.pipeline.draws and not fit.missing_outputs][:MOST_NAMED]
+            do, does, _ = _drawing(request.outputs)
+            text += f"; these {do}: {', '.join(artists)}" if artists else f"; no pipeline of this router {does}"
         raise StageError("BAD_REQUEST", f"no pipeline does this: {text}", metadata={"field": "model"})
     if len(candidates) > 1:
         names = [fit.pipeline.name for fit in candidates[:MOST_NAMED]]
@@ -172,13 +167,6 @@ def _names(fits: Sequence[Fit]) -> str:
     """The pipelines that do what another one does not, as a clause such as "toy, toy-omni do"; empty if there is none."""
     names = [fit.pipeline.name for fit in fits[:MOST_NAMED]]
     return f"{', '.join(names)} {'does' if len(names) == 1 else 'do'}" if names else ""
-
-
-def _name_drawing_pipelines(fits: Collection[Fit], outputs: Collection[str]) -> str:
-    """The pipelines that draw these outputs, in words for a client that wants them."""
-    names = [fit.pipeline.name for fit in fits if fit.pipeline.draws and not fit.missing_outputs]
-    do, does, _ = _drawing(outputs)
-    return f"these {do}: {', '.join(names[:MOST_NAMED])}" if names else f"no pipeline of this router {does}"
 
 
 def _drawing(outputs: Collection[str]) -> tuple[str, str, str]:
