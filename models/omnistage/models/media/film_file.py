@@ -45,8 +45,8 @@ Wrap = Callable[[int, Sequence[EncodedSample]], bytes]
 def fragment(number: int, samples: Sequence[EncodedSample]) -> bytes:
     """A fragment of MP4 with these samples, as Wrap says. Times are not negative."""
     tracks = [(track, list(group)) for track, group in groupby(samples, key=lambda sample: sample.track)]
-    blank = _moof(number, tracks, 0)
-    moof = _moof(number, tracks, len(blank) + 8)
+    blank = _moof(number, tracks, 0)  # As long as with the real offset.
+    moof = _moof(number, tracks, len(blank) + 8)  # The box of the samples has a head of 8 bytes.
     return moof + _box(b"mdat", b"".join(sample.data for sample in samples))
 
 
@@ -55,7 +55,7 @@ def _moof(number: int, tracks: Sequence[tuple[int, Sequence[EncodedSample]]], of
     parts = [_box(b"mfhd", struct.pack(">II", 0, number))]
     for track, samples in tracks:
         head = struct.pack(">II", MOOF_IS_BASE, track)
-        begin = struct.pack(">IQ", 1 << 24, samples[0].time)
+        begin = struct.pack(">IQ", 1 << 24, samples[0].time)  # Version 1 of this box, whose time has 64 bits.
         run = struct.pack(">III", RUN_SAYS, len(samples), offset)
         run += b"".join(struct.pack(">III", one.duration, len(one.data), KEY_SAMPLE if one.is_key else DEPENDENT_SAMPLE) for one in samples)
         parts.append(_box(b"traf", _box(b"tfhd", head) + _box(b"tfdt", begin) + _box(b"trun", run)))
@@ -69,16 +69,18 @@ def _box(name: bytes, body: bytes) -> bytes:
 
 def cluster(number: int, samples: Sequence[EncodedSample]) -> bytes:
     """A cluster of WebM with these samples, as Wrap says, by time, as browsers need it. Times are milliseconds, at most 32 s apart."""
-    in_turn = sorted(samples, key=lambda sample: sample.time)
-    begin = in_turn[0].time
-    blocks = [_element(0xE7, begin.to_bytes(8))]
-    for sample in in_turn:
+    by_time = sorted(samples, key=lambda sample: sample.time)
+    begin = by_time[0].time
+    elements = [_element(0xE7, begin.to_bytes(8))]  # Timestamp
+    for sample in by_time:
+        # 0x80: the mark of a number of one byte.
         head = struct.pack(">BhB", 0x80 | sample.track, sample.time - begin, EBML_KEY if sample.is_key else 0)
-        blocks.append(_element(0xA3, head + sample.data))
-    return _element(0x1F43B675, b"".join(blocks))
+        elements.append(_element(0xA3, head + sample.data))  # SimpleBlock
+    return _element(0x1F43B675, b"".join(elements))  # Cluster
 
 
 def _element(name: int, body: bytes) -> bytes:
+    # The highest bit that is set in the size marks it as a number of 8 bytes.
     return name.to_bytes((name.bit_length() + 7) // 8) + (1 << 56 | len(body)).to_bytes(8) + body
 
 
@@ -93,7 +95,7 @@ RATE_TICKS = 1001
 MIN_RATE_HZ, MAX_RATE_HZ = 0.1, 120.0
 OPUS_HZ = 48_000
 WEBM, MP4 = "video/webm", "video/mp4"
-ASKED = re.compile(r'(video/[a-z0-9.+-]+)\s*(?:;\s*codecs\s*=\s*(?:"([^"]*)"|([^\s";]+))\s*)?')
+ASKED = re.compile(r'(?P<type>video/[a-z0-9.+-]+)\s*(?:;\s*codecs\s*=\s*(?:"(?P<quoted>[^"]*)"|(?P<bare>[^\s";]+))\s*)?')
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,10 +147,10 @@ def film_kind(media_type: str) -> FilmKind | None:
     match = ASKED.fullmatch(media_type.strip().lower())
     if match is None:
         return None
-    codecs = [codec.strip() for codec in (match[2] or match[3] or "").split(",")]
-    pictures = [codec for codec in codecs if codec not in ("", "opus")]
-    kinds = [kind for kind in KINDS if kind.media_type == match[1]]
-    return next((kind for kind in kinds if all(codec.startswith(kind.codecs) for codec in pictures)), None)
+    codecs = [codec.strip() for codec in (match["quoted"] or match["bare"] or "").split(",")]
+    video_codecs = [codec for codec in codecs if codec not in ("", "opus")]
+    kinds = [kind for kind in KINDS if kind.media_type == match["type"]]
+    return next((kind for kind in kinds if all(codec.startswith(kind.codecs) for codec in video_codecs)), None)
 
 
 class Track(NamedTuple):
@@ -310,6 +312,6 @@ def _codec_word(kind: FilmKind, head: bytes) -> str:
     if match := re.search(rb"avcC\x01(...)", head, re.DOTALL):
         return f"avc1.{match[1].hex()}"
     if match := re.search(rb"vpcC\x01...(.)(.)", head, re.DOTALL):
-        (profile,), (level,) = match[1], match[2]
-        return f"vp09.{profile:02d}.{level:02d}.08"
+        profile, level = match[1][0], match[2][0]
+        return f"vp09.{profile:02d}.{level:02d}.08"  # 08: bits of a sample.
     return kind.codecs[0]

@@ -119,20 +119,21 @@ def _check_png(file: BinaryIO) -> None:
 def _check_gif(file: BinaryIO) -> None:
     """Raises BadMedia for a GIF of too many blocks. An extension has its kind, then blocks with their lengths, then an empty one."""
     file.seek(10)
-    flags = file.read(1)
-    at = 13 + (3 << (flags[0] & 7) + 1 if flags and flags[0] & 128 else 0)
-    extension = False
+    flags = int.from_bytes(file.read(1))  # 0 at the end of the file.
+    # After 13 bytes of head there may be a palette: 3 bytes for each of 2 ** (n + 1) colours.
+    at = 13 + (3 * 2 ** ((flags & 7) + 1) if flags & 128 else 0)
+    is_in_extension = False
     for _ in range(GIF_BLOCKS):
         file.seek(at)
         head = file.read(2)
-        if len(head) < 2 or (not extension and head[:1] in b",;"):
+        if len(head) < 2 or (not is_in_extension and head[:1] in b",;"):
             return
-        if extension:
+        if is_in_extension:
             at += 1 + head[0]
-            extension = head[0] > 0
+            is_in_extension = head[0] > 0
         elif head[:1] == b"!":
             at += 2
-            extension = True
+            is_in_extension = True
         else:
             at += 1
     _check(GIF_BLOCKS + 1, GIF_BLOCKS, "blocks before its picture")
@@ -143,16 +144,16 @@ def _check_tiff(file: BinaryIO) -> None:
     file.seek(0)
     head = file.read(16).ljust(16, b"\0")
     order = "<" if head[:2] == b"II" else ">"
-    large = struct.unpack_from(order + "H", head, 2)[0] == 43
+    large = struct.unpack_from(order + "H", head, 2)[0] == 43  # The version of BigTIFF, whose places and counts have 64 bits.
     place, count, entry = ("Q", "Q", "HHQ8x") if large else ("I", "H", "HHI4x")
     (at,) = struct.unpack_from(order + place, head, 8 if large else 4)
     file.seek(min(at, MOST_READ))
-    size = struct.calcsize(order + count)
-    (entries,) = struct.unpack(order + count, file.read(size).ljust(size, b"\0"))
+    count_bytes = struct.calcsize(order + count)
+    (entries,) = struct.unpack(order + count, file.read(count_bytes).ljust(count_bytes, b"\0"))
     _check(entries, 1 << 16, "entries")
-    size = struct.calcsize(order + entry)
-    table = file.read(entries * size)
-    for tag, _, values in struct.iter_unpack(order + entry, table[: len(table) // size * size]):
+    entry_bytes = struct.calcsize(order + entry)
+    table = file.read(entries * entry_bytes)  # The file may end within an entry.
+    for tag, _, values in struct.iter_unpack(order + entry, table[: len(table) // entry_bytes * entry_bytes]):
         if tag in (_STRIPS, _TILES):
             _check(values, TIFF_PIECES, "strips or tiles")
 

@@ -34,10 +34,10 @@ MOST_SOUNDS = 1000
 
 
 class Stretch(io.RawIOBase):
-    """The bytes of a file from `begin` to before `end`, as a file. other: bytes that replace the file's own, by place in it."""
+    """The bytes of a file from `begin` to before `end`, as a file. patches: bytes that replace the file's own, by place after `begin`."""
 
-    def __init__(self, file: BinaryIO, begin: int, end: int, other: Mapping[int, bytes] = MappingProxyType({})) -> None:
-        self._file, self._begin, self._size, self._other = file, begin, end - begin, other
+    def __init__(self, file: BinaryIO, begin: int, end: int, patches: Mapping[int, bytes] = MappingProxyType({})) -> None:
+        self._file, self._begin, self._size, self._patches = file, begin, end - begin, patches
         self._place = 0
 
     def readable(self) -> bool:
@@ -47,15 +47,15 @@ class Stretch(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._place = max(0, offset + (0, self._place, self._size)[whence])
+        self._place = max(0, offset + (0, self._place, self._size)[whence])  # By SEEK_SET, SEEK_CUR or SEEK_END, which are 0, 1 and 2.
         return self._place
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         self._file.seek(self._begin + self._place)
         data = bytearray(self._file.read(max(0, min(len(buffer), self._size - self._place))))
-        for at, new in self._other.items():
-            for place in range(max(at, self._place), min(at + len(new), self._place + len(data))):
-                data[place - self._place] = new[place - at]
+        for patch_place, patch in self._patches.items():
+            for place in range(max(patch_place, self._place), min(patch_place + len(patch), self._place + len(data))):
+                data[place - self._place] = patch[place - patch_place]
         buffer[: len(data)] = data
         self._place += len(data)
         return len(data)
@@ -73,8 +73,8 @@ def joined_sounds(file: BinaryIO, most_bytes: int) -> Iterator[BinaryIO]:
             raise BadMedia(f"it is more than {MOST_SOUNDS} sounds one behind the other: make one of them")
         begin += _tag_bytes(io.BufferedReader(Stretch(file, begin, end)))
         extent = _first_extent(io.BufferedReader(Stretch(file, begin, end)), most_bytes, search)
-        yield io.BufferedReader(Stretch(file, begin, begin + extent.stop, extent.other))
-        begin += extent.then
+        yield io.BufferedReader(Stretch(file, begin, begin + extent.stop, extent.patches))
+        begin += extent.next_place
 
 
 def _tag_bytes(file: BinaryIO) -> int:
@@ -98,30 +98,31 @@ def _first_extent(file: BinaryIO, most_bytes: int, search: HeadSearch) -> SoundE
     elif head.startswith(EBML):
         next_place = _next_matroska(file, end)
     else:
-        next_place = search.next_begin(file, behind_tags(file) + 1) or end
+        next_place = search.next_begin(file, behind_tags(file) + 1) or end  # Plus 1: the first sound itself begins behind the tags.
     return SoundExtent(next_place, next_place, _mend_au(head, next_place))
 
 
 def _next_boxes(file: BinaryIO, end: int) -> int:
     """The place after the first MP4 where another MP4 or sound begins, or the end of the file."""
-    last = 0
+    boxes_end = 0
     for kind, at, after in boxes(file):
-        if at and kind == b"ftyp":
+        if at and kind == b"ftyp":  # At 0 it is the first MP4's own.
             return at
-        last = after
-    return last if begins(file, last) else end
+        boxes_end = after
+    return boxes_end if begins(file, boxes_end) else end
 
 
 def _next_matroska(file: BinaryIO, end: int) -> int:
     """The place after the first Matroska file where another sound begins, or the end of the file."""
-    last = matroska_bytes(file)
-    return last if 0 < last < end and begins(file, last) else end
+    first_bytes = matroska_bytes(file)
+    return first_bytes if 0 < first_bytes < end and begins(file, first_bytes) else end
 
 
 def _mend_au(head: bytes, end: int) -> Mapping[int, bytes]:
-    """Bytes, by place, that make the length of an AU unknown, as FFmpeg needs it, if it is 0 or goes beyond `end`; else empty."""
-    mark, before, count = struct.unpack(">4sII", head)
-    return {8: b"\xff" * 4} if mark == b".snd" and not 0 < count <= end - before else {}
+    """The patches of an AU whose length is 0 or goes beyond `end`: they make it unknown, as FFmpeg needs it. Empty for all other files."""
+    mark, samples_start, samples_bytes = struct.unpack(">4sII", head)
+    # The length stands at byte 8. With all bits set it is unknown.
+    return {8: b"\xff" * 4} if mark == b".snd" and not 0 < samples_bytes <= end - samples_start else {}
 
 
 def _next_ogg(file: BinaryIO, end: int) -> int:
@@ -130,16 +131,16 @@ def _next_ogg(file: BinaryIO, end: int) -> int:
     while at < end:
         file.seek(at)
         head = file.read(PAGE.size).ljust(PAGE.size, b"\0")
-        mark, _, flags, *_, lengths = PAGE.unpack(head)
+        mark, _, flags, *_, length_count = PAGE.unpack(head)
         if mark != b"OggS":
             if begins(file, at):
                 return at
             at = next(find_heads(file, at, OGG, len(b"OggS")), end)
             continue
-        if flags & BEGINS and has_data:
+        if flags & BEGINS and has_data:  # All streams of one Ogg begin before its first data.
             return at
         has_data |= not flags & BEGINS
-        after = at + PAGE.size + lengths + sum(file.read(lengths))
+        after = at + PAGE.size + length_count + sum(file.read(length_count))  # The head, the lengths, and the data that they measure.
         if after > end and not has_end:
             raise cut_off(after, end)
         has_end |= bool(flags & ENDS)
@@ -207,12 +208,12 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class SoundExtent:
-    """The end of a sound in its file. stop: place after its last byte. then: place of the next sound, or the end of the file. other: by
-    place, bytes that must replace the file's own so that its lengths are right."""
+    """The end of a sound in its file. stop: place after its last byte. next_place: place of the next sound, or the end of the file.
+    patches: by place, bytes that must replace the file's own so that its lengths are right."""
 
     stop: int
-    then: int
-    other: Mapping[int, bytes]
+    next_place: int
+    patches: Mapping[int, bytes]
 
 
 def chunk_layout(file: BinaryIO, at: int) -> ChunkLayout | None:
@@ -240,12 +241,13 @@ def chunk_extent(file: BinaryIO, form: ChunkLayout, most_bytes: int, search: Hea
     file_end, stated, patches = _stated_sizes(file, form, samples)
     available = end - samples.start
     stated_end = samples.start + stated
-    sizes_agree = form is CAF or 0 <= file_end - stated_end < form.align
+    sizes_agree = form is CAF or 0 <= file_end - stated_end < form.align  # A CAF states no size of the file.
     is_tail_short = available - stated < FEW_UNKNOWN * stated and sizes_agree
-    if 0 <= stated <= available and (following := _find_next(file, stated_end, end, form, is_tail_short=is_tail_short)):
-        size, next_place = stated, following
-        if is_tail_short and available - stated > SLACK and (another := search.next_head(file, samples.start, stated_end)) is not None:
-            raise cut_off(stated_end, another)
+    confirmed_place = _find_next(file, stated_end, end, form, is_tail_short=is_tail_short) if 0 <= stated <= available else 0
+    if confirmed_place:
+        size, next_place = stated, confirmed_place
+        if is_tail_short and available - stated > SLACK and (inner_head := search.next_head(file, samples.start, stated_end)) is not None:
+            raise cut_off(stated_end, inner_head)  # Another sound was joined to the remains of this one.
     elif stated <= most_bytes and stated_end > end + SLACK and abs(file_end - end) > form.first:
         # If the stated size of the whole file is right, nothing was cut off, whatever the chunk of the samples states.
         raise cut_off(stated_end, end)
@@ -253,6 +255,7 @@ def chunk_extent(file: BinaryIO, form: ChunkLayout, most_bytes: int, search: Hea
         size, next_place = _search_end(file, samples.start, end, form, search)
         if sizes_agree and next_place < stated_end <= end:
             raise cut_off(stated_end, next_place)
+    # The size of a chunk stands right before its content.
     patches[samples.start - struct.calcsize(form.size)] = struct.pack(form.size, size + form.own)
     if form.whole:
         # All but W64 leave the first 8 bytes of the file out of its size.
@@ -267,15 +270,18 @@ def _stated_sizes(file: BinaryIO, form: ChunkLayout, samples: Chunk) -> tuple[in
     file.seek(0)
     head = file.read(40).ljust(40, b"\0")
     if head.startswith(WIDE) and head[12:16] == b"ds64":
-        stated_size, wide = struct.unpack_from("<QQ", head, 20)
-        return 8 + stated_size, wide if samples.size == 0xFFFFFFFF else samples.size, {0: b"RIFF", 12: b"JUNK"}
+        stated_size, wide_samples = struct.unpack_from("<QQ", head, 20)
+        samples_bytes = wide_samples if samples.size == 0xFFFFFFFF else samples.size  # All bits set: 32 bits are too few.
+        return 8 + stated_size, samples_bytes, {0: b"RIFF", 12: b"JUNK"}
     stated_size = struct.unpack_from(form.size, head, form.whole)[0] if form.whole else 0
+    # All but W64 leave the first 8 bytes of the file out of its size.
     return stated_size if form is W64 else stated_size + 8, samples.size, {}
 
 
 def _find_next(file: BinaryIO, stop: int, end: int, form: ChunkLayout, *, is_tail_short: bool) -> int:
     """The place of the next sound after samples that end at `stop`; `end`, the end of the file, if none follows; 0 if more samples seem to
     follow. is_tail_short: whether the bytes after `stop` are too few for samples."""
+    # Some programs leave out the byte that makes an odd size even.
     for at in dict.fromkeys((_align(stop, form), stop)):
         if begins(file, at):
             return at
@@ -298,6 +304,7 @@ def _search_end(file: BinaryIO, start: int, end: int, form: ChunkLayout, search:
         if at < passed_end:  # Inside chunks that were passed before.
             continue
         passed_end = chunks_end = _after_chunks(file, at, end, form)
+        # Plus 1: the byte that makes an odd size even may be missing at the end of the file.
         if (chunks_end > at and end <= chunks_end <= end + 1) or chunk_layout(file, chunks_end) is not None:
             return at - start, min(chunks_end, end)
     return end - start, end
@@ -369,7 +376,7 @@ class Mp3Header:
     place: int
     end: int
 
-    def tells(self, file_bytes: int, most_bytes: int) -> bool:
+    def may_be_cut(self, file_bytes: int, most_bytes: int) -> bool:
         """Whether a file of `file_bytes`, with fewer frames than stated, may have been cut off. If an end is stated, the end decides.
         Numbers that no file of up to most_bytes can have are not believed."""
         return file_bytes < self.end <= most_bytes if self.end else self.frames * LEAST_FRAME <= most_bytes
@@ -382,8 +389,8 @@ def mp3_header(file: BinaryIO) -> Mp3Header | None:
     head = file.read(FIRST_BYTES)
     if len(head) < FIRST_BYTES or (match := MP3_BEGINNING.match(head)) is None:
         return None
-    place = match.end()
-    if match[1] == b"VBRI":
+    place = match.end()  # After the header's name.
+    if match[1] == b"VBRI":  # Three values of 2 bytes, then the bytes of the file and the frames.
         size, frames = struct.unpack_from(">II", head, place + 6)
         return Mp3Header(frames, at + place + 10, at + size if size else 0)
     flags, frames, size = struct.unpack_from(">III", head, place)
@@ -444,7 +451,7 @@ class HeadSearch:
     """A search for the beginnings of sounds in one file. It ends after MOST_CANDIDATES, however many sounds there are."""
 
     def __init__(self) -> None:
-        self._left = MOST_CANDIDATES  # How many more candidates may be looked at.
+        self._remaining_looks = MOST_CANDIDATES
 
     def next_begin(self, file: BinaryIO, begin: int) -> int | None:
         """The place of the first sound that begins at byte `begin` or later; None if none does."""
@@ -457,9 +464,9 @@ class HeadSearch:
     def candidates(self, file: BinaryIO, begin: int, head: re.Pattern[bytes], most_bytes: int) -> Iterator[int]:
         """Yields places that match a head, until MOST_CANDIDATES were looked at. most_bytes: bytes of the longest match."""
         for at in find_heads(file, begin, head, most_bytes):
-            if not self._left:
+            if not self._remaining_looks:
                 return
-            self._left -= 1
+            self._remaining_looks -= 1
             yield at
 
 
@@ -468,10 +475,10 @@ def find_heads(file: BinaryIO, begin: int, head: re.Pattern[bytes], most_bytes: 
     block = FIRST_BLOCK
     while True:
         file.seek(begin)
-        data = file.read(block + most_bytes - 1)
-        for one in head.finditer(data):
-            if one.start() < block:
-                yield begin + one.start()
+        data = file.read(block + most_bytes - 1)  # A match that begins in the block may end after it.
+        for match in head.finditer(data):
+            if match.start() < block:
+                yield begin + match.start()
         if len(data) < block:
             return
         begin += block

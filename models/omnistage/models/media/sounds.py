@@ -57,7 +57,7 @@ def _with_count(part: BinaryIO, limits: MediaLimits) -> BinaryIO:
     with container:
         count = sum(bool(packet.size) for packet in container.demux(audio=0))
     size = part.seek(0, io.SEEK_END)
-    if count < header.frames and header.tells(size, limits.sound_bytes):
+    if count < header.frames and header.may_be_cut(size, limits.sound_bytes):
         raise BadMedia(f"it says that it has {header.frames} frames of sound, and {count} are there: it was cut off, send all of it")
     return io.BufferedReader(Stretch(part, 0, size, {header.place: struct.pack(">I", count)}))
 
@@ -82,7 +82,7 @@ def _add(container: Any, mixer: Mixer, limits: MediaLimits, *, quiet_s: float = 
         # FFmpeg would take more samples from the last packet than it has.
         stream.codec_context.flags2 |= av.codec.context.Flags2.skip_manual
     samples = 0
-    begin_s = None
+    begin_s = None  # The time by the file's clock at which the silence before the sound begins.
     for frame in containers.frames(container, stream, film):
         at_s = float(frame.time or 0.0)
         if begin_s is None:
@@ -92,6 +92,7 @@ def _add(container: Any, mixer: Mixer, limits: MediaLimits, *, quiet_s: float = 
             mixer.add_silence(gap_s, frame.sample_rate)
         mixer.add(_samples(frame), frame.sample_rate)
         samples += frame.samples
+    # Of all formats only a FLAC's header is believed here.
     if container.format.name == "flac" and samples < (stated_samples := (stream.duration or 0) * stream.time_base * stream.sample_rate):
         raise BadMedia(f"it says that it has {stated_samples} samples, and {samples} are there: it was cut off, send all of it")
 
@@ -116,16 +117,16 @@ class Mixer:
     def __init__(self, rate_hz: int, limits: MediaLimits) -> None:
         self._rate_hz, self._limits = rate_hz, limits
         self._source_hz = 0  # The rate of the present run: blocks of one rate in a row.
-        self._before_s = 0.0  # Seconds of the runs before it.
-        self._count = 0  # Samples of the run so far.
-        self._out: list[NDArray[np.float32]] = []  # The run so far, mono at rate_hz.
-        self._whole: list[NDArray[np.float32]] = []  # The runs before it, mono at rate_hz.
+        self._earlier_s = 0.0  # Seconds of the runs before it.
+        self._run_samples = 0  # At the source's rate.
+        self._run_parts: list[NDArray[np.float32]] = []  # The present run so far, mono at rate_hz.
+        self._earlier_runs: list[NDArray[np.float32]] = []  # Mono at rate_hz.
         self._resampler: soxr.ResampleStream | None = None
 
     @property
     def seconds(self) -> float:
         """Seconds of the sound added so far."""
-        return self._before_s + (self._count / self._source_hz if self._count else 0.0)
+        return self._earlier_s + (self._run_samples / self._source_hz if self._run_samples else 0.0)
 
     def add(self, block: NDArray[np.float32], source_hz: int) -> None:
         """Add a block, [n, channels], of source_hz samples a second."""
@@ -136,7 +137,7 @@ class Mixer:
         channels = block.shape[1]
         if channels > self._limits.sound_channels:
             raise BadMedia(f"it has {channels} channels, and at most {self._limits.sound_channels} may be: convert it to one")
-        self._count += len(block)
+        self._run_samples += len(block)
         self._check(self.seconds)
         # `not (x <= y)` is also true of NaN.
         if not (loudest := np.abs(block).max()) <= LOUDEST:
@@ -144,7 +145,7 @@ class Mixer:
                 raise BadMedia("some of its samples are no numbers: encode it anew, in whole numbers")
             raise BadMedia(f"a sample of it is {loudest:g}, and full scale is 1: divide all by 32768 if they were of 16 bits")
         mono = block.T.mean(axis=0) if channels > 1 else block[:, 0]
-        self._out.append(self._resampler.resample_chunk(mono) if self._resampler else mono)
+        self._run_parts.append(self._resampler.resample_chunk(mono) if self._resampler else mono)
 
     def add_silence(self, seconds: float, source_hz: int) -> None:
         """Add seconds of silence before the next block, which has source_hz samples a second."""
@@ -157,9 +158,9 @@ class Mixer:
     def result(self) -> NDArray[np.float32]:
         """All samples. Nothing more can be added."""
         self._end()
-        if not self._whole:
+        if not self._earlier_runs:
             raise BadMedia("it has no samples, or was cut off before the first: send all of a sound that lasts")
-        return np.concatenate(self._whole)
+        return np.concatenate(self._earlier_runs)
 
     def _check(self, seconds: float) -> None:
         if seconds > self._limits.sound_s:
@@ -177,12 +178,12 @@ class Mixer:
 
     def _end(self) -> None:
         """End a run of sound at one rate: add its resampled samples to the result."""
-        if not self._count:
+        if not self._run_samples:
             return
         if self._resampler:
-            self._out.append(self._resampler.resample_chunk(np.zeros(0, np.float32), last=True))
-        samples = np.concatenate(self._out)
-        length = math.ceil(self._count * self._rate_hz / self._source_hz)
-        self._whole.append(np.pad(samples, (0, max(0, length - len(samples))))[:length])
-        self._before_s += self._count / self._source_hz
-        self._resampler, self._count, self._out = None, 0, []
+            self._run_parts.append(self._resampler.resample_chunk(np.zeros(0, np.float32), last=True))
+        samples = np.concatenate(self._run_parts)
+        length = math.ceil(self._run_samples * self._rate_hz / self._source_hz)
+        self._earlier_runs.append(np.pad(samples, (0, max(0, length - len(samples))))[:length])
+        self._earlier_s += self._run_samples / self._source_hz
+        self._resampler, self._run_samples, self._run_parts = None, 0, []

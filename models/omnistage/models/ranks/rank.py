@@ -57,6 +57,7 @@ class DecoderFollower:
     def __init__(self, decoder: PackedDecoder) -> None:
         self._decoder, self._spec = decoder, decoder.spec
         self._attention = choose_backend(decoder.spec).backend
+        # Replaced by the first messages, which come before anything uses them.
         self._cache, self._plan, self._hidden = KVCache(decoder.spec, 1), cast(StepPlan, None), cast(Hidden, None)
 
     @property
@@ -103,8 +104,8 @@ def serve(channel: Connection, part: PackedDecoder | Follower, group: Distribute
 def main() -> None:
     """Run a rank. It ignores signals to end, because the parent receives them too, finishes its answers and then ends this process. If the
     parent is killed, the system kills this process, even a stopped one."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    for stop_signal in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(stop_signal, signal.SIG_IGN)
     descriptor, parent = map(int, sys.argv[1:])
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

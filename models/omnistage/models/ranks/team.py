@@ -185,7 +185,7 @@ class Team:
         self._ranks: list[_Rank] = []
         self._wake_reader, self._wake_writer = os.pipe()
         """The ends of a pipe to the thread that watches the ranks: for reading, for writing."""
-        self._over, self._closed = threading.Event(), False  # `_over`: the watching thread may end
+        self._may_end, self._closed = threading.Event(), False  # `_may_end`: the watching thread may end
         started: Future[None] = Future()
         self._watch = threading.Thread(target=self._watch_ranks, args=(started,), name="omnistage-ranks", daemon=True)
         self._watch.start()
@@ -254,13 +254,13 @@ class Team:
         for rank in self._ranks:
             rank.process.kill()
 
-    def logits(self, of: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-        """A function that computes logits with `of` while the other ranks compute their parts. Call it with the rows of the last step from
-        which items are drawn."""
+    def logits(self, own_logits: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+        """A function that computes logits with `own_logits` while the other ranks compute their parts. Call it with the rows of the last
+        step from which items are drawn."""
 
         def computed(hidden: torch.Tensor) -> torch.Tensor:
             with self.together(ComputeLogits()):
-                return of(hidden)
+                return own_logits(hidden)
 
         return computed
 
@@ -280,7 +280,7 @@ class Team:
                 rank.process.kill()
                 rank.process.wait()
             os.close(rank.ended)
-        self._over.set()
+        self._may_end.set()
         self._watch.join()
         self._ranks.clear()
         for end in (self._wake_reader, self._wake_writer):
@@ -332,9 +332,10 @@ class Team:
             ends = select.poll()
             for descriptor in (self._wake_reader, *(rank.ended for rank in self._ranks)):
                 ends.register(descriptor, select.POLLIN)
-            if self._wake_reader not in (descriptor for descriptor, _ in ends.poll()):
+            ready = [descriptor for descriptor, _ in ends.poll()]
+            if self._wake_reader not in ready:  # A rank has ended, and `close` was not called.
                 raise RanksApart(self._first_end())
-        self._over.wait()
+        self._may_end.wait()
 
 
 def options_of(options: LoadOptions, rank: int) -> LoadOptions:

@@ -21,7 +21,7 @@ from omnistage.models.memory import free_bytes
 from omnistage.models.options import LoadOptions
 from omnistage.models.reports import bytes_told
 from omnistage.models.speech.pace import WORTH, computing_s, speakers_text
-from omnistage.models.speech.schedule import Schedule, Window
+from omnistage.models.speech.schedule import ALL_CODES, Schedule, Window
 from omnistage.models.steps.loop import Aside, Loop
 from omnistage.models.worker import Worker
 
@@ -91,17 +91,19 @@ def round_alike(device: torch.device) -> None:
 
 def workers_of(user_workers: int, options: LoadOptions, device: torch.device) -> int:
     """Number of threads that compute windows. user_workers: number that the user asked for; 0: the model chooses."""
-    return user_workers or (min(max(cores() // options.threads, 1), USUAL_WORKERS) if device.type == "cpu" else 1)
+    if user_workers or device.type != "cpu":
+        return user_workers or 1
+    return min(max(cores() // options.threads, 1), USUAL_WORKERS)
 
 
-def sessions_of(each: int, options: LoadOptions, free: int | None = None) -> tuple[int, str]:
-    """(number of speeches that fit into memory at once, the reason in words). each: bytes that a speech keeps from window to window. free:
-    free bytes after the weights are loaded; None: measure them."""
+def sessions_of(session_bytes: int, options: LoadOptions, free: int | None = None) -> tuple[int, str]:
+    """(number of speeches that fit into memory at once, the reason in words). session_bytes: bytes that a speech keeps from window to
+    window. free: free bytes after the weights are loaded; None: measure them."""
     if options.max_sessions:
         return options.max_sessions, options.told("max_sessions", options.max_sessions)
     room = free_bytes(options.device) if free is None else free
-    sessions = min(max(int(SESSIONS_SHARE * room) // each, 1), options.sessions)
-    return sessions, f"{sessions}, {bytes_told(each)} each, of {bytes_told(room)} that are free"
+    sessions = min(max(int(SESSIONS_SHARE * room) // session_bytes, 1), options.sessions)
+    return sessions, f"{sessions}, {bytes_told(session_bytes)} each, of {bytes_told(room)} that are free"
 
 
 SIZES: Mapping[str, Sequence[int]] = {"cpu": (4, 2), "cuda": (16, 8, 4, 2)}
@@ -184,40 +186,41 @@ def try_windows(trials: Trials[Job], schedules: Mapping[str, Schedule], workers:
     """Run the trial: windows of all shapes that speeches have, on this thread and on the workers' threads. schedules: by name of the
     profile. max_windows: largest number of windows to compute together; 0: the largest number of SIZES."""
     side_by_side = min(len(workers), max(cores() // torch.get_num_threads(), 1))
-    windows, ends = _usual_windows(trials, schedules), time.monotonic() + TRIAL_SECONDS
+    windows, deadline_s = _usual_windows(trials, schedules), time.monotonic() + TRIAL_SECONDS
     sizes: Sequence[int] = [size for size in SIZES[trials.device.type] if not max_windows or size <= max_windows]
     together = {stage: dict[Hashable, tuple[int, ...]]() for stage in trials.stages}
     halved, results, seconds = dict[Hashable, float](), list[torch.Tensor](), dict[Hashable, float]()
-    for stage, exact in together.items():
+    for stage, exact_sizes in together.items():
         # A number that changes bits for one shape of a stage is not tried for the stage's other shapes.
-        worth = sizes
+        sizes_to_try = sizes
         for window in windows:
             trying = _Trying(trials, stage, window)
-            if (shape := trying.shape) in exact:
+            shape = trying.shape
+            if shape in exact_sizes:
                 continue
             begin_s = time.monotonic()
             step_results = trying.step(1)
             now_s = time.monotonic()
-            seconds[shape], exact[shape] = now_s - begin_s, ()
+            seconds[shape], exact_sizes[shape] = now_s - begin_s, ()
             results += step_results
-            if now_s < ends:
+            if now_s < deadline_s:
                 # Measured anew, because the first run of a shape is slower.
-                others, seconds[shape] = trying.alone(range(1, 1 + TIMED))
+                next_results, seconds[shape] = trying.alone(range(1, 1 + TIMED))
                 if now_s - begin_s < SLOW_SECONDS:
-                    exact[shape] = worth = trying.exact(worth, [*step_results, *others])
-            if trials.halves and side_by_side > 1 and now_s < ends:
-                other = _Clocked(workers[1])
-                by_two_s = max(trying.seconds(1, other.aside), other.seconds())
+                    exact_sizes[shape] = sizes_to_try = trying.exact(sizes_to_try, [*step_results, *next_results])
+            if trials.halves and side_by_side > 1 and now_s < deadline_s:
+                second_thread = _Clocked(workers[1])
+                by_two_s = max(trying.seconds(1, second_thread.aside), second_thread.seconds())
                 shared_results = trying.step(1, workers[1].aside)
                 if by_two_s < WORTH * seconds[shape] and all(map(torch.equal, step_results, shared_results)):
                     halved[shape] = seconds[shape]
                     seconds[shape] = by_two_s
-    paced = {
+    form_seconds = {
         trials.form(window): sum(seconds[_Trying(trials, stage, window).shape] * steps for stage, steps in trials.stages.items())
         for window in windows
     }
     speakers = _speakers(trials, schedules[USUAL_PROFILE], together, workers, side_by_side)
-    return Trial(together, halved, results, len(workers), speakers, paced)
+    return Trial(together, halved, results, len(workers), speakers, form_seconds)
 
 
 def _usual_windows(trials: Trials[Job], schedules: Mapping[str, Schedule]) -> list[Window]:
@@ -225,7 +228,7 @@ def _usual_windows(trials: Trials[Job], schedules: Mapping[str, Schedule]) -> li
     by_form: dict[Hashable, Window] = {}
     for name in sorted(schedules, key=lambda name: name != USUAL_PROFILE):
         for number in range(schedules[name].cycle):
-            window = schedules[name].window(number, 1 << 62, has_ended=False)
+            window = schedules[name].window(number, ALL_CODES, has_ended=False)
             if window is not None:
                 by_form.setdefault(trials.form(window), window)
     return list(by_form.values())
@@ -282,14 +285,15 @@ def _speakers(
 ) -> float:
     """Seconds of sound that a second of computing makes on all workers at once, with windows from the middle of a long speech.
     side_by_side: number of workers that have a core at the same time."""
-    window, speakers = schedule.window(schedule.growing, 1 << 62, has_ended=False), list[float]()
+    window, speakers = schedule.window(schedule.growing, ALL_CODES, has_ended=False), list[float]()
     assert window is not None
 
     def measure() -> None:
         seconds = 0.0
         for stage, steps in trials.stages.items():
             trying = _Trying(trials, stage, window)
-            seconds += trying.seconds(next(iter(together[stage].get(trying.shape, ())), 1)) * steps
+            sizes = together[stage].get(trying.shape) or (1,)
+            seconds += trying.seconds(sizes[0]) * steps  # The first size is the largest.
         speakers.append((window.end - window.begin) * trials.code_s / seconds)
 
     for measuring in [worker.aside(measure) for worker in workers]:

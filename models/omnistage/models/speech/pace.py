@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 
 from omnistage.models.interface import Activity
-from omnistage.models.speech.schedule import Schedule, Window
+from omnistage.models.speech.schedule import ALL_CODES, Schedule, Window
 
 HORIZON_S = 15.0
 """Seconds of speech that the forecast covers. If sound is made more slowly than it is played, no wait is long enough for every speech;
@@ -98,19 +98,20 @@ def prebuffer_s(
 
     code_s: seconds of sound of a code. interval_s: seconds from one code to the next as they come. decode_s: returns the seconds that a
     window takes. first_codes_at: when all codes of the first window had come. heard_at: when its sound was ready."""
-    first = schedule.window(0, 1 << 62, has_ended=False)
+    first = schedule.window(0, ALL_CODES, has_ended=False)
     if first is None:
         return 0.0
-    done, due, wait = heard_at, heard_at + (first.end - first.begin) * code_s, 0.0
+    # When a window's sound is ready, when it is due if the first sound is played at once, and the largest delay so far.
+    ready_at, due_at, wait_s = heard_at, heard_at + (first.end - first.begin) * code_s, 0.0
     for number in count(1):
-        window = schedule.window(number, 1 << 62, has_ended=False)
+        window = schedule.window(number, ALL_CODES, has_ended=False)
         if window is None or window.end * code_s >= HORIZON_S:
             break
-        arrival_s = first_codes_at + (window.past - first.past) * interval_s
-        done = max(arrival_s, done) + decode_s(window)
-        wait = max(wait, done - due)
-        due += (window.end - window.begin) * code_s
-    return wait
+        codes_at = first_codes_at + (window.past - first.past) * interval_s
+        ready_at = max(codes_at, ready_at) + decode_s(window)
+        wait_s = max(wait_s, ready_at - due_at)
+        due_at += (window.end - window.begin) * code_s
+    return wait_s
 
 
 WORTH = 0.9
@@ -126,29 +127,29 @@ class Halving:
     the shapes that two threads may share. `_pauses`: shape -> length of its next pause, in steps."""
 
     def __init__(self, step_seconds: Mapping[Hashable, float]) -> None:
-        self._alone = step_seconds
+        self._step_seconds = step_seconds
         self._pauses = dict.fromkeys(step_seconds, FIRST_PAUSE)
-        self._left = dict.fromkeys(step_seconds, 0)
+        self._pause_steps = dict.fromkeys(step_seconds, 0)
         """Shape -> number of its next steps that must run on one thread."""
 
     def worth(self, shape: Hashable) -> bool:
         """Whether to use a second thread. Call it once before each step for which a second thread is free."""
-        if shape not in self._alone:
+        if shape not in self._step_seconds:
             return False
-        if self._left[shape]:
-            self._left[shape] -= 1
+        if self._pause_steps[shape]:
+            self._pause_steps[shape] -= 1
             return False
         return True
 
     def took(self, shape: Hashable, seconds: float) -> None:
         """Learn from a step on two threads, which took `seconds` by the clock. It does nothing for a shape that is not in
         `step_seconds`."""
-        if shape not in self._alone:
+        if shape not in self._step_seconds:
             return
-        if seconds <= WORTH * self._alone[shape]:
+        if seconds <= WORTH * self._step_seconds[shape]:
             self._pauses[shape] = FIRST_PAUSE
             return
-        self._left[shape] = self._pauses[shape]
+        self._pause_steps[shape] = self._pauses[shape]
         self._pauses[shape] = min(2 * self._pauses[shape], LONGEST_PAUSE)
 
 

@@ -6,8 +6,10 @@ that earlier blocks leave to a window. A replica that takes over has no such sta
 
 - If each window depends on all windows before it, some windows are refreshed: they use no state, but compute some blocks of context before
 their chunk once more, in the first run too. So sound from a refreshed window on depends on nothing before that context, and a replica
-begins with such a window. - If a window depends on a known number of blocks before it, nothing is computed twice in the first run. A
-replica begins without state, this many blocks before the window whose sound is wanted, and gives no sound before that window.
+begins with such a window.
+
+- If a window depends on a known number of blocks before it, nothing is computed twice in the first run. A replica begins without state,
+this many blocks before the window whose sound is wanted, and gives no sound before that window.
 """
 
 from __future__ import annotations
@@ -18,6 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnistage.models.interface import BadRequest
+
+
+ALL_CODES = 1 << 62
+"""For `Schedule.window`: a number of codes that are enough for any window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +87,12 @@ class Schedule:
         """The number of the window whose chunk contains a code, if the speech is long enough."""
         if not self.sizes:
             return 0
-        blocks, number = code // self.block, 0
-        while number < self.growing and blocks >= self.sizes[number]:
+        blocks = code // self.block
+        for number in range(self.growing):
+            if blocks < self.sizes[number]:
+                return number
             blocks -= self.sizes[number]
-            number += 1
-        return number + (blocks // self.sizes[-1] if number == self.growing else 0)
+        return self.growing + blocks // self.sizes[-1]
 
     def entry(self, code: int) -> int:
         """The number of the window with which a session without state begins if it needs sound from `code` on. The last chunk of a speech
@@ -96,9 +103,9 @@ class Schedule:
         number = self.holding(max(code - self.ahead * self.block, 0))
         if not self.refresh:
             return self.holding(max(self.begin(number) - self.context * self.block, 0))
-        # `growing` is the number of the first window of the last size.
+        # Refreshed windows are `_every` windows apart, counted from the first window of the last size, whose number is `growing`.
         passed = number - self.growing
-        return self.growing + passed // self._every * self._every if passed >= self._every else 0
+        return 0 if passed < self._every else number - passed % self._every
 
     def first_code(self, number: int) -> int:
         """The first code that a window needs, apart from the state of the window before it."""
@@ -113,7 +120,9 @@ class Schedule:
     def cycle(self) -> int:
         """Number of windows after which a schedule repeats itself: up to and including its first refresh, or the second window of the last
         size if there is no refresh; 0: there is only one window."""
-        return self.growing + (self._every if self.refresh else 1) + 1 if self.sizes else 0
+        if not self.sizes:
+            return 0
+        return self.growing + (self._every if self.refresh else 1) + 1
 
     @property
     def _every(self) -> int:
@@ -124,7 +133,8 @@ class Schedule:
         """Whether a window needs no state: the first window, and each refreshed window."""
         if number == 0 or not (self.sizes and self.refresh):
             return number == 0
-        return (number - self.growing) % self._every == 0 and number > self.growing
+        passed = number - self.growing
+        return passed > 0 and passed % self._every == 0
 
     def _context(self, number: int) -> int:
         """Number of codes before its chunk that a window computes once more."""

@@ -129,13 +129,14 @@ class Opening:
 
     def _check(self) -> None:
         """Raises BadRequest, see `take`."""
-        count, placed = self._count[PROMPT], self._count[PLACES]
+        rows, places = self._count[PROMPT], self._count[PLACES]
         # One row less, to leave room for the first row of the answer, with which the codes begin.
         max_rows = self._context - len(self._between) - 1
-        if max(count, placed) > max_rows:
+        if max(rows, places) > max_rows:
             raise BadRequest("thinker.messages", f"shorten the conversation: the Talker takes {max_rows} rows")
-        if count != placed and PLACES not in self._missing and (not self._missing or count > placed):
-            raise BadRequest("talker", f"a conversation of {count} rows has {placed} places: give each row one")
+        has_places, has_both = PLACES not in self._missing, not self._missing
+        if (has_places and rows > places) or (has_both and rows != places):
+            raise BadRequest("talker", f"a conversation of {rows} rows has {places} places: give each row one")
 
     def read(self) -> list[Page]:
         """Rows of the sequence that were not read before, as pages with digests, by which the prefix cache finds them when the conversation
@@ -168,14 +169,14 @@ class PortFeed:
     def __init__(self, stream: SequenceStream, inputs: AsyncIterator[Piece], port: str, end_rows: torch.Tensor | None = None) -> None:
         """stream: the sequence. inputs: pieces of all ports. port: the port whose rows are used. end_rows: rows [n, width] that follow the
         port's last row; None: there are none."""
-        self._stream, self._inputs, self._port, self._behind = stream, inputs, port, end_rows
+        self._stream, self._inputs, self._port, self._end_rows = stream, inputs, port, end_rows
         self._task: asyncio.Task[None] | None = None
         self.rows, self.ended = 0, False
 
     def give(self, rows: torch.Tensor, *, last: bool) -> None:
         """Pass the next rows [n, width] to the sequence; do not change them afterwards. last: the port has no more."""
-        if last and self._behind is not None:
-            rows = torch.cat((rows, self._behind))
+        if last and self._end_rows is not None:
+            rows = torch.cat((rows, self._end_rows))
         self.rows += len(rows)
         self.ended = last
         self._stream.append(rows, end=last)
@@ -226,12 +227,13 @@ class Blocks:
 
     def take(self, codes: Sequence[Item], *, end: bool) -> Sequence[Item]:
         """Add codes that came, and return the codes to send now. end: no more codes come."""
-        begins = self._count == 0
+        is_first = self._count == 0
         self._count += len(codes)
         codes = [*self._waiting, *codes]
-        rest_count = 0 if end or begins else min(self._count % self._size, len(codes))
-        self._waiting = codes[len(codes) - rest_count :]
-        return codes[: len(codes) - rest_count]
+        # The first codes of the block may have been sent already: at the beginning, or before a resume.
+        waiting_count = 0 if end or is_first else min(self._count % self._size, len(codes))
+        self._waiting = codes[len(codes) - waiting_count :]
+        return codes[: len(codes) - waiting_count]
 
 
 SPEAKERS = 8
@@ -369,6 +371,7 @@ class RowTalker(EngineModel):
         request = prepared.request
         items, positions = self.lay_out(places, prepared.voice)
         prompt = Prompt(items, (), positions, int(positions.max()) + 1 - len(items), request.scope.encode(), given_later=True)
+        # One frame more than there is room for rows, because the last row of the prompt makes a frame too.
         room = min(self._context, self.engine.spec.context - prompt.delta) - len(prompt) + 1
         if room < 1:
             raise Unfit("prompt", f"shorten the conversation: its places reach beyond the {self.engine.spec.context} that there are")

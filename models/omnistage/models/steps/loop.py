@@ -123,7 +123,7 @@ class Loop(Generic[J, A, T]):
 
     def __init__(self, steps: Steps[J, T], order: Order[J, A], workers: Sequence[StepWorker], *, is_eager: bool = False) -> None:
         """order: chooses the jobs of each step. is_eager: whether a worker that has all jobs in one step may go on by itself."""
-        self._steps, self._order, self._ahead = steps, order, is_eager
+        self._steps, self._order, self._is_eager = steps, order, is_eager
         self._idle = list(reversed(workers))
         self._entries: dict[J, _Entry[T]] = {}
         self._stepping = set[J]()
@@ -236,16 +236,17 @@ class Loop(Generic[J, A, T]):
         self._stepping.update(group)
         try:
             self._order.stepped(group)
-            if self._idle and not self._choose() and self._order.is_halved(self._steps.key(group[0])):
+            has_idle_worker = self._idle and not self._choose()
+            if has_idle_worker and self._order.is_halved(self._steps.key(group[0])):
                 workers.append(self._idle.pop())
         except Exception:
-            self._leave(group, workers)
+            self._release(group, workers)
             raise
-        task = asyncio.create_task(self._together(group, workers))
+        task = asyncio.create_task(self._run_step(group, workers))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _together(self, group: Sequence[J], workers: Sequence[StepWorker]) -> None:
+    async def _run_step(self, group: Sequence[J], workers: Sequence[StepWorker]) -> None:
         """Run one step. If something other than a job's error ends it, its jobs end."""
         try:
             await self._step_all(group, workers)
@@ -255,10 +256,10 @@ class Loop(Generic[J, A, T]):
             if not isinstance(error, asyncio.CancelledError):
                 raise
         finally:
-            self._leave(group, workers)
+            self._release(group, workers)
             self._wake()
 
-    def _leave(self, group: Sequence[J], workers: Sequence[StepWorker]) -> None:
+    def _release(self, group: Sequence[J], workers: Sequence[StepWorker]) -> None:
         """Note that no step has these jobs and workers any more."""
         self._idle.extend(reversed(workers))
         self._stepping.difference_update(group)
@@ -272,20 +273,19 @@ class Loop(Generic[J, A, T]):
             return
         try:
             await self._step(group, workers)
+            return
         except Exception as error:
             if len(group) == 1:
                 self._end(group[0], error)
                 return
-        else:
-            return
         for job in group:
             await self._step_all([job], workers)
 
     async def _step(self, group: Sequence[J], workers: Sequence[StepWorker]) -> None:
         """Run a step of these jobs on one or two workers; a worker that may go on runs several. Show the last; end finished jobs."""
-        worker, *others = workers
-        self._may_go_on = self._ahead and len(group) == len(self._entries)
-        work = partial(self._work, group, others[0].aside if others else None, asyncio.get_running_loop())
+        worker, *second = workers
+        self._may_go_on = self._is_eager and len(group) == len(self._entries)
+        work = partial(self._work, group, second[0].aside if second else None, asyncio.get_running_loop())
         self._show(group, await worker.run(work))
         for job in group:
             self._end_if_done(job)
@@ -303,11 +303,12 @@ class Loop(Generic[J, A, T]):
     def _work(self, group: Sequence[J], aside: Aside | None, loop: asyncio.AbstractEventLoop) -> Sequence[T | Exception]:
         """Runs on the worker: takes one or more steps. Returns for each job what its last step shows, or the error that ends it; the event
         loop shows earlier steps meanwhile. aside: as in Steps.step."""
-        first = self.steps
-        for number in itertools.count():
+        shown_before = self.steps
+        for earlier_steps in itertools.count():
             self._steps.step(group, aside)
             results = [self._take(job) for job in group]
-            waits = not self._may_go_on or number - (self.steps - first) >= MAX_AHEAD
+            ahead = earlier_steps - (self.steps - shown_before)  # steps of this call that the event loop has still to show
+            waits = not self._may_go_on or ahead >= MAX_AHEAD
             if waits or any(isinstance(result, Exception) for result in results) or not self._can_go_on(group):
                 break
             loop.call_soon_threadsafe(self._show_early, group, results)
@@ -339,11 +340,11 @@ class Loop(Generic[J, A, T]):
         """Count a step, and show it to its jobs. results: what it shows for each job, or the error that ends the job."""
         self.steps += 1
         self.stepped += len(group)
-        for job, shown in zip(group, results, strict=True):
+        for job, result in zip(group, results, strict=True):
             entry = self._entries[job]
             if entry.over.done():
                 continue
-            if isinstance(shown, Exception):
-                self._end(job, shown)
+            if isinstance(result, Exception):
+                self._end(job, result)
             else:
-                entry.ready = entry.shown(shown) and entry.ready
+                entry.ready = entry.shown(result) and entry.ready

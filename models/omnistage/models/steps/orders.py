@@ -57,12 +57,13 @@ class JobWork(NamedTuple):
 
 @dataclass(slots=True)
 class _Queued:
-    """A job. cost, client: as in JobWork. due: virtual time. left: work that is not done yet. reserved: its cost is part of the reserve."""
+    """A job. cost, client: as in JobWork. due: virtual time. work_left: its work that is not done yet. reserved: whether its cost is part of
+    the reserve."""
 
     cost: int
     client: str
     due: float
-    left: float
+    work_left: float
     reserved: bool = False
 
 
@@ -76,7 +77,7 @@ class Fair(Generic[J]):
         self._budget = budget
         self._reserve = max(budget // RESERVE, step_budget)
         self._step_budget = step_budget
-        self._most = max_jobs
+        self._max_jobs = max_jobs
         self._waiting: dict[J, _Queued] = {}
         self._admitted: dict[J, _Queued] = {}
         self._now = 0.0  # Virtual time.
@@ -96,20 +97,21 @@ class Fair(Generic[J]):
         cost, steps, client = work
         if cost > self._budget:
             raise TooCostly(f"it costs {cost}, and all together may cost {self._budget}")
-        self._last_due = {each: due for each, due in self._last_due.items() if due > self._now}
+        # A client whose last job is due in the past needs no entry: its next job counts from now.
+        self._last_due = {name: due for name, due in self._last_due.items() if due > self._now}
         due = self._last_due[client] = self._last_due.get(client, self._now) + cost * steps
         self._waiting[job] = _Queued(cost, client, due, cost * steps)
 
     def withdraw(self, job: J) -> None:
         """Remove a job that has ended or was given up; later jobs of its client become due earlier. The job may be unknown."""
         entry = self._waiting.pop(job, None) or self._admitted.pop(job, None)
-        if entry is None or entry.left <= 0:
+        if entry is None or entry.work_left <= 0:
             return
         for later in (*self._waiting.values(), *self._admitted.values()):
             if later.client == entry.client and later.due > entry.due:
-                later.due -= entry.left
+                later.due -= entry.work_left
         if entry.client in self._last_due:
-            self._last_due[entry.client] -= entry.left
+            self._last_due[entry.client] -= entry.work_left
 
     def admit(self) -> list[J]:
         """Admit the waiting jobs that fit, and return them. Later jobs do not take the room that the first job that does not fit needs."""
@@ -125,7 +127,7 @@ class Fair(Generic[J]):
                 entry.reserved = True
                 reserve -= entry.cost
             else:
-                room = -1
+                room = -1  # No later job is admitted from the budget: this one needs the room.
                 continue
             clients.add(entry.client)
             self._admitted[job] = self._waiting.pop(job)
@@ -137,7 +139,8 @@ class Fair(Generic[J]):
         can join others takes it as soon as it would fit into a step with the leader. idle: workers among which the jobs are divided."""
         self.admit()
         able = sorted((job for job in self._admitted if can_step(job)), key=lambda job: self._admitted[job].due)
-        return self._together(able, key, -(-len(able) // idle)) if able else []
+        share = -(-len(able) // idle)  # rounded up
+        return self._together(able, key, share) if able else []
 
     def is_halved(self, key: Hashable | None) -> bool:
         """Never: an idle worker is for the next drawing."""
@@ -148,24 +151,26 @@ class Fair(Generic[J]):
         clients = {entry.client for queue in (self._waiting, self._admitted) for entry in queue.values()}
         for job in jobs:
             entry = self._admitted[job]
-            entry.left -= entry.cost
+            entry.work_left -= entry.cost
             self._now += entry.cost / len(clients)
-            if entry.left < 0:
+            if entry.work_left < 0:
                 entry.due = max(entry.due, self._now) + entry.cost
                 self._last_due[entry.client] = max(self._last_due.get(entry.client, 0.0), entry.due)
 
     def _together(self, able: list[J], key_of: Key[J], share: int) -> list[J]:
         """The jobs that step together with the first. able: jobs that can step, by due time. share: limit of their number."""
-        max_jobs = min(self._most or share, share)
+        max_jobs = min(self._max_jobs or share, share)
         leader, *others = able
         key, budget = key_of(leader), self._step_budget - self._admitted[leader].cost
         group = [leader]
-        for job in others if key is not None else ():
+        if key is None:
+            return group
+        for job in others:
             cost = self._admitted[job].cost
             if cost > budget or len(group) == max_jobs:
                 continue
             job_key = key_of(job)
-            if job_key is None:
+            if job_key is None:  # It must take a step alone before it can join the leader.
                 return [job]
             if job_key == key:
                 budget -= cost
@@ -179,7 +184,7 @@ class Listeners(Generic[J]):
     def __init__(self, max_jobs: Callable[[Hashable, int], int], is_halved: Callable[[Hashable], bool]) -> None:
         """max_jobs: how many jobs may step together, by their key and the number of jobs that could; jobs are divided among idle workers
         first. is_halved: whether an idle worker is to take half of a step of this key."""
-        self._most, self._is_halved = max_jobs, is_halved
+        self._max_jobs, self._is_halved = max_jobs, is_halved
         self._due: dict[J, float] = {}
 
     @property
@@ -195,11 +200,14 @@ class Listeners(Generic[J]):
 
     def choose(self, key: Key[J], can_step: CanStep[J], idle: int) -> Sequence[J]:
         """The job that is due first, and jobs of its key that step with it; none if none can step."""
-        free = sorted(filter(can_step, self._due), key=self._due.__getitem__)
-        if not free or (lead := key(free[0])) is None:
-            return free[:1]
-        alike = [job for job in free if key(job) == lead]
-        return alike[: max(self._most(lead, min(-(-len(free) // idle), len(alike))), 1)]
+        able = sorted(filter(can_step, self._due), key=self._due.__getitem__)
+        leader_key = key(able[0]) if able else None
+        if leader_key is None:
+            return able[:1]
+        alike = [job for job in able if key(job) == leader_key]
+        share = -(-len(able) // idle)  # rounded up
+        count = self._max_jobs(leader_key, min(share, len(alike)))
+        return alike[: max(count, 1)]
 
     def stepped(self, jobs: Sequence[J]) -> None:
         """Due times do not depend on steps."""

@@ -164,9 +164,10 @@ class Sessions(Generic[J]):
         return self._may_step(session)
 
     def _may_step(self, session: _Session[J]) -> bool:
-        """Whether a session may step on: its reader has room; or it has memory for its decoder, which it otherwise waits for, and few bytes
-        are unread."""
-        share = self._drawing.decoder_share(session.job) if session.decoding is not None and not session.decoded else 0.0
+        """Whether a session may step on. While its decoder holds memory, the session needs its part of that memory, for which it waits, and
+        few unread bytes. At all other times, its reader needs room."""
+        is_decoding = session.decoding is not None and not session.decoded
+        share = self._drawing.decoder_share(session.job) if is_decoding else 0.0
         if not share:
             return session.has_room
         if session not in self._decoding and session not in self._waiting_to_decode:
