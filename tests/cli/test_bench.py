@@ -291,8 +291,8 @@ async def test_a_second_signal_does_not_wait_for_the_end_of_the_measuring() -> N
         try:
             await stop.unless_stopped(never_ends())
         except asyncio.CancelledError:
-            return -stop.number
-        return stop.number
+            return -stop.last_signal
+        return stop.last_signal
 
     working = asyncio.create_task(work())
     await began.wait()

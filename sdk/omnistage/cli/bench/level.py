@@ -139,7 +139,8 @@ def _figures(done: Done, pieces: list[TokenArrival], steps: int, pictures: int) 
     """The figures of an answer that has ended. pieces: arrivals of its text."""
     timing = done.timing
     sounds = [chunk for chunk in timing.audio if chunk.samples]
-    rest_s = timing.audio_s - sounds[0].duration_s if sounds else 0.0
+    # The first piece was made before it arrived, so the time from its arrival to the last one made only the later pieces.
+    later_audio_s = timing.audio_s - sounds[0].duration_s if sounds else 0.0
     return Measured(
         tokens=sum(piece.tokens for piece in pieces),
         ttft_s=timing.ttft_s,
@@ -150,7 +151,7 @@ def _figures(done: Done, pieces: list[TokenArrival], steps: int, pictures: int) 
         ttfa_s=timing.ttfa_s,
         audio_s=timing.audio_s,
         rtf=timing.rtf if sounds else None,
-        rtf_generation=(sounds[-1].arrival_s - sounds[0].arrival_s) / rest_s if rest_s > 0 else None,
+        rtf_generation=(sounds[-1].arrival_s - sounds[0].arrival_s) / later_audio_s if later_audio_s > 0 else None,
         underrun_s=timing.underrun_s if sounds else None,
         starved_s=timing.starved_s if sounds else None,
         queued_s=done.usage.queued_s,
@@ -163,8 +164,8 @@ def _figures(done: Done, pieces: list[TokenArrival], steps: int, pictures: int) 
 
 def per_token_s(pieces: list[TokenArrival]) -> float | None:
     """Seconds per token from the first arrival to the last, without the tokens of the first message. None if there was only one message."""
-    later = sum(piece.tokens for piece in pieces[1:])
-    return (pieces[-1].arrival_s - pieces[0].arrival_s) / later if later else None
+    later_tokens = sum(piece.tokens for piece in pieces[1:])
+    return (pieces[-1].arrival_s - pieces[0].arrival_s) / later_tokens if later_tokens else None
 
 
 Process = Literal["poisson", "constant", "burst"]
@@ -174,10 +175,11 @@ _DRAWN = 256
 
 
 def due_times_s(process: Process, rate: float, seed: int = 0, burst: int = 1) -> Iterator[float]:
-    """Yields for ever when the next request is due, in seconds after the beginning; on average `rate` requests a second.
+    """Yields for ever the times at which requests are due, in seconds after the beginning. On average `rate` requests are due in a second.
 
-    constant: from 0 on, equally far apart. poisson: gaps, also before the first request, from the exponential distribution; the same seed
-    gives the same times. burst: `burst` requests at the same time, from 0 on, and these groups equally far apart.
+    constant: the first time is 0, and all are equally far apart. poisson: the gaps, also the one before the first request, are drawn from
+    the exponential distribution; the same seed gives the same times. burst: groups of `burst` requests have the same time; the first group
+    has 0, and the groups are equally far apart.
     """
     match process:
         case "constant":
@@ -188,12 +190,13 @@ def due_times_s(process: Process, rate: float, seed: int = 0, burst: int = 1) ->
             return _poisson(rate, seed)
 
 
-def _constant(rate: float, together: int) -> Iterator[float]:
-    """Yields each time `together` times, in seconds: 0, together / rate, and so on."""
+def _constant(rate: float, group_size: int) -> Iterator[float]:
+    """Yields times in seconds. Each is yielded `group_size` times, for the requests of a group: 0, then group_size / rate, and so on."""
     number = 0
     while True:
+        first_of_group = number // group_size * group_size
         # Each time comes from a division of its own: a sum of gaps would drift.
-        yield number // together * together / rate
+        yield first_of_group / rate
         number += 1
 
 

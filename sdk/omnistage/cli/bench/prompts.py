@@ -183,7 +183,8 @@ def _of_object(line: str) -> BenchPrompt:
     if not isinstance(fields, Mapping) or not isinstance(fields.get("prompt"), str) or not fields["prompt"].strip():
         raise BadRequestError.of("prompt", "is to be a text that is not empty")
     max_tokens = fields.get("max_tokens")
-    if max_tokens is not None and (isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or not 1 <= max_tokens <= 32768):
+    is_number = isinstance(max_tokens, int) and not isinstance(max_tokens, bool)  # A bool is an int for Python.
+    if max_tokens is not None and not (is_number and 1 <= max_tokens <= 32768):
         raise BadRequestError.of("max_tokens", f"is {max_tokens!r}; give a number from 1 to 32768, or leave it out")
     return BenchPrompt(fields["prompt"], max_tokens)
 

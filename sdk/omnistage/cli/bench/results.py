@@ -140,7 +140,7 @@ def _fitting(levels: Sequence[Summary], console: Console) -> Table:
     unbounded = console.options.update(width=1000)
     rows = [_row(level) for level in levels]
     columns = [name for name in rows[0] if any(row[name] for row in rows)]
-    for dropped in ("", *DROPPED):
+    for dropped in ("", *DROPPED):  # The first try has all columns.
         columns = [name for name in columns if name != dropped]
         table = _levels_table(rows, columns)
         if console.measure(table, options=unbounded).maximum <= console.width:
@@ -185,8 +185,9 @@ def _row(level: Summary) -> dict[str, str]:
 
 def number(value: float) -> str:
     """A number with three digits, or more if it is larger: 0, 0.012, 1.23, 12.3, 123, 12345."""
-    size = abs(value)
-    digits = 0 if size >= 99.95 or not size else 1 if size >= 9.995 else 2 if size >= 0.9995 else 3
+    # From each of these bounds on, the rounded number has one digit more before the point, so it gets one less behind it.
+    bounds_reached = sum(abs(value) >= bound for bound in (0.9995, 9.995, 99.95))
+    digits = 3 - bounds_reached if value else 0
     return f"{value:.{digits}f}"
 
 
@@ -303,6 +304,7 @@ def draw(path: Path, result: Result, kind: str) -> None:
 
     levels = result.levels
     panels = [panel for panel in (PANELS if len(levels) > 1 else PANELS_OF_ONE) if panel.is_known(levels)]
+    # Two panels stand in a row. Without any panel there is one place, for a text.
     rows, columns = max(1, (len(panels) + 1) // 2), min(2, max(1, len(panels)))
     figure = Figure(figsize=(WIDTH_IN, TITLE_IN + ROW_IN * rows), dpi=DPI, facecolor="white")
     FigureCanvasAgg(figure)
@@ -342,7 +344,8 @@ def _over_load(axes: Axes, levels: Sequence[Summary], panel: Panel) -> None:
         if not values_at:
             continue
         places = [place for place, _ in values_at]
-        medians, highs = ([panel.scale * getattr(values, which) for _, values in values_at] for which in ("median", "p99"))
+        medians = [panel.scale * values.median for _, values in values_at]
+        highs = [panel.scale * values.p99 for _, values in values_at]
         axes.plot(places, medians, marker="o", markersize=4, color=COLOURS[name], label=f"{_label(name)} median, to p99")
         axes.fill_between(places, medians, highs, color=COLOURS[name], alpha=0.15, linewidth=0)
     _show_loads(axes, levels)
@@ -372,8 +375,10 @@ def _show_loads(axes: Axes, levels: Sequence[Summary]) -> None:
 def _distribution(axes: Axes, level: Summary, panel: Panel) -> None:
     """Draw for each value of a figure which share of the answers had at most that value."""
     for name in panel.names:
-        values = np.sort([panel.scale * value for answer in level.answers if (value := OF_ANSWERS[name](answer)) is not None])
+        figures = map(OF_ANSWERS[name], level.answers)
+        values = np.sort([panel.scale * figure for figure in figures if figure is not None])
         if len(values):
+            # The curve begins at 0, where no answer is, so there is one share more than there are values.
             shares = np.arange(len(values) + 1) / len(values)
             axes.step([0, *values], shares, where="post", color=COLOURS[name], label=_label(name))
     axes.set_ylabel("share of answers", fontsize=8.5)

@@ -59,7 +59,8 @@ def loads_of(
     process = arrivals or "poisson"
     if (process == "burst") != (burst is not None):
         raise typer.BadParameter("--arrivals burst and --burst-size N go together; give both or none")
-    return [Open(one, process, max_open or MAX_OPEN, burst or 1) for one in _numbers("--rate", rate, HIGHEST_RATE, "0.5,1,2")]
+    rates = _numbers("--rate", rate, HIGHEST_RATE, "0.5,1,2")
+    return [Open(requests_per_s, process, max_open or MAX_OPEN, burst or 1) for requests_per_s in rates]
 
 
 def _numbers(option: str, text: str, maximum: float, example: str) -> list[float]:
@@ -78,8 +79,8 @@ def _numbers(option: str, text: str, maximum: float, example: str) -> list[float
 def span_of(option: str, text: str, maximum: int) -> NumberRange:
     """The range in a text such as 100, or 100-900; its numbers must be from 1 to `maximum`. option: for errors."""
     match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", text)
-    low = int(match[1]) if match else 0
-    high = int(match[2] or match[1]) if match else 0
+    low_text, high_text = match.groups() if match else ("0", "")  # The 0 is refused below.
+    low, high = int(low_text), int(high_text or low_text)
     if not 1 <= low <= high <= maximum:
         raise typer.BadParameter(f"{option} {text}: give a number from 1 to {maximum}, or two such as 100-900")
     return NumberRange(low, high)
@@ -166,7 +167,7 @@ async def run(plan: BenchPlan, audience: Audience | None, verbose: bool) -> Resu
     except asyncio.CancelledError:
         if not stop.came:
             raise
-        raise Interrupted(stop.number) from None
+        raise Interrupted(stop.last_signal) from None
 
 
 async def _measure(plan: BenchPlan, omni: AsyncOmni, stop: Stop, audience: Audience | None) -> Result:
@@ -175,25 +176,25 @@ async def _measure(plan: BenchPlan, omni: AsyncOmni, stop: Stop, audience: Audie
     result = Result(plan, _stages(await omni.replicas(timeout_s=LISTED_S)), [])
     if audience is not None:
         audience.begin(result)
-    number = 0
+    next_number = 0
 
     async def ask(number: int, due_s: float, t0: float) -> Sample:
         return await take(omni, plan.questions.at(number), due_s, t0)
 
     for load in plan.loads:
-        level = Level(load, plan.extent_of(load), ask, number + plan.warmup, plan.questions.seed)
+        level = Level(load, plan.extent_of(load), ask, next_number + plan.warmup, plan.questions.seed)
         async with watch_level(level, is_quiet=plan.is_quiet):
-            await stop.unless_stopped(_level(plan, omni, level, number))
-        number += plan.warmup + level.started
+            await stop.unless_stopped(_level(plan, omni, level, next_number))
+        next_number += plan.warmup + level.started
         if level.offered:
             result.levels.append(Summary.of(level, plan.objectives))
             if audience is not None:
                 audience.level(result.levels[-1])
         if stop.came:
-            result.interrupted_by = stop.number
+            result.interrupted_by = stop.last_signal
             break
     if stop.came and not result.levels:
-        raise Interrupted(stop.number)
+        raise Interrupted(stop.last_signal)
     return result
 
 
@@ -207,17 +208,17 @@ async def _level(plan: BenchPlan, omni: AsyncOmni, level: Level, first: int) -> 
 async def _warm_up(plan: BenchPlan, omni: AsyncOmni, numbers: range, at_once: int) -> None:
     """Send requests that no figure counts, at_once at the same time. Raises RequestError if the router refuses them, because it would
     refuse all of the load. Other errors are ignored here."""
-    remaining: Iterator[int] = iter(numbers)
+    remaining: Iterator[int] = iter(numbers)  # All tasks take their numbers from it.
+    refused: list[Failure] = []
 
     async def one_after_another() -> None:
-        """Send requests with the numbers that are left, until none is or one is refused."""
+        """Send one request after the other, until there are no more numbers or one of these requests is refused."""
         for number in remaining:
             sample = await take(omni, plan.questions.at(number), 0.0, 0.0)
             if isinstance(sample.outcome, Failure) and sample.outcome.is_refusal:
                 refused.append(sample.outcome)
                 return
 
-    refused: list[Failure] = []
     async with asyncio.TaskGroup() as group:
         for _ in range(min(len(numbers), at_once)):
             group.create_task(one_after_another())
@@ -238,15 +239,16 @@ def _stages(replicas: Sequence[Replica]) -> tuple[MeasuredStage, ...]:
     """The stages that serve, with the number of their replicas."""
     serving = [replica for replica in replicas if replica.state == "serving"]
     counts = Counter((replica.pipeline, replica.stage, replica.model) for replica in serving)
+    # Reversed, so that the settings of the first replica stay.
     settings = {(replica.pipeline, replica.stage, replica.model): dict(replica.settings) for replica in reversed(serving)}
-    return tuple(MeasuredStage(*which, count, settings[which]) for which, count in counts.items())
+    return tuple(MeasuredStage(*stage_key, count, settings[stage_key]) for stage_key, count in counts.items())
 
 
 class Stop:
-    """Handles signals as soon as it is made; make it in the task that measures. number: of the last signal; 0: none has come."""
+    """Handles signals as soon as it is made; make it in the task that measures. last_signal: its number; 0: no signal has come."""
 
     def __init__(self) -> None:
-        self.number = 0
+        self.last_signal = 0
         self._task = asyncio.current_task()
         self._measuring: asyncio.Task[None] | None = None
         loop = asyncio.get_running_loop()
@@ -255,7 +257,7 @@ class Stop:
 
     @property
     def came(self) -> bool:
-        return self.number != 0
+        return self.last_signal != 0
 
     async def unless_stopped(self, measuring: Coroutine[Any, Any, None]) -> None:
         """Await `measuring` to its end, or until the first signal, which ends it without an error. A second signal, and any signal that
@@ -264,6 +266,7 @@ class Stop:
         try:
             await self._measuring
         except asyncio.CancelledError:
+            # It is no error if the first signal cancelled the measuring, and nobody cancels this task itself.
             task = asyncio.current_task()
             if not self.came or (task is not None and task.cancelling()):
                 raise
@@ -272,7 +275,8 @@ class Stop:
             self._measuring = None
 
     def _signalled(self, number: signal.Signals) -> None:
-        is_first, self.number = not self.came, number
+        is_first = not self.came
+        self.last_signal = number
         if is_first and self._measuring is not None:
             self._measuring.cancel()
         elif self._task is not None:

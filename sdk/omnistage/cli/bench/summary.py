@@ -59,7 +59,7 @@ def _limit(name: str, value: str) -> float:
     try:
         limit = float(value)
     except ValueError:
-        limit = math.nan
+        limit = math.nan  # It is refused below, as it is not above 0.
     if not 0 < limit < math.inf:
         unit = "" if name.startswith("rtf") else " of seconds"
         raise ValueError(f"--slo {name}={value}: give a number{unit} above 0")
@@ -79,7 +79,7 @@ class Distribution:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Distribution | None:
-        """Sum values up; None if there are none."""
+        """The summary of these values; None if there are none."""
         if not len(values):
             return None
         array = np.asarray(values, np.float64)
@@ -120,10 +120,10 @@ class Summary:
 
     @classmethod
     def of(cls, level: Level, objectives: Objectives | None) -> Summary:
-        """The figures of a level that has been measured. objectives: for `request_goodput`; None: that is None too."""
+        """The figures of a level that has been measured. objectives: for `request_goodput`, which is None without them."""
         answers = _answers(level.samples)
         wall_s = max(level.wall_s, 1e-9)  # A level without a request lasts 0 s, and 0 cannot be a divisor.
-        good = None if objectives is None else sum(map(objectives.are_met_by, answers)) / wall_s
+        goodput = None if objectives is None else sum(map(objectives.are_met_by, answers)) / wall_s
         return cls(
             load=level.load,
             samples=tuple(sorted(level.samples, key=lambda sample: sample.number)),
@@ -134,7 +134,7 @@ class Summary:
             not_started=level.not_started,
             errors=_errors(level.samples),
             figures=_distributions(level.samples, answers),
-            request_goodput=good,
+            request_goodput=goodput,
         )
 
     @property
@@ -204,6 +204,7 @@ def _errors(samples: Sequence[Sample]) -> list[Error]:
     """The failures by kind, the most frequent kind first."""
     failures = [sample.outcome for sample in samples if isinstance(sample.outcome, Failure)]
     counts = Counter((failure.error, failure.reason) for failure in failures)
+    # Reversed, so that the first failure of each kind stays.
     first = {(failure.error, failure.reason): failure for failure in reversed(failures)}
     return [Error(*kind, count, first[kind].message, first[kind].hint) for kind, count in counts.most_common()]
 
@@ -227,12 +228,13 @@ OF_ANSWERS: Mapping[str, Callable[[Measured], float | None]] = {
 
 def _distributions(samples: Sequence[Sample], answers: Sequence[Measured]) -> dict[str, Distribution]:
     """The distribution of each figure that has a value, in the order of FIGURES."""
-    values: dict[str, list[float]] = {
-        name: [value for answer in answers if (value := of(answer)) is not None] for name, of in OF_ANSWERS.items()
-    }
+    values: dict[str, list[float]] = {}
+    for name, figure_of in OF_ANSWERS.items():
+        values[name] = [figure for figure in map(figure_of, answers) if figure is not None]
     values["itl_s"] = [gap_s for answer in answers for gap_s in answer.itl_s]
     values["late_s"] = [sample.late_s for sample in samples]
-    return {name: distribution for name in FIGURES if (distribution := Distribution.of(values[name])) is not None}
+    distributions = {name: Distribution.of(values[name]) for name in FIGURES}
+    return {name: distribution for name, distribution in distributions.items() if distribution is not None}
 
 
 FIGURES = (

@@ -188,7 +188,7 @@ class ChatSession:
             if words or self._attached:
                 await self._ask(words)
             return
-        command, value = [*text.split(maxsplit=1), "", ""][:2]
+        command, value = [*text.split(maxsplit=1), "", ""][:2]  # Empty texts stand for words that are not there.
         if command not in WORDS:
             files, rest = await asyncio.to_thread(find_files, text)
             if files:
@@ -204,7 +204,7 @@ class ChatSession:
         player, self._player = self._player, None
         if player is None:
             return False
-        return player.stop().samples < player.heard.of
+        return player.stop().samples < player.heard.of  # Fewer samples were heard than came.
 
     async def hear_out(self) -> None:
         """Wait until the last answer has been played."""
@@ -225,8 +225,8 @@ class ChatSession:
         except RequestError as error:
             if not self._attached or answer.text:
                 raise
-            at_fault = [bad for bad in getattr(error, "fields", ()) if place_of(bad.field)[1] is not None]
-            self._print_failure(RequestError(at_fault[0].description) if at_fault else error)
+            bad_files = [bad for bad in getattr(error, "fields", ()) if place_of(bad.field) != (None, None)]
+            self._print_failure(RequestError(bad_files[0].description) if bad_files else error)
             self._drop_refused(error, text)
         finally:
             self._talk.answered(answer.text)
@@ -237,18 +237,20 @@ class ChatSession:
             self._print_attached()
 
     async def _answer_or_forget(self, answer: Said) -> bool:
-        """Ask, and return True when the answer has ended. Return False if the question must be asked again, because this left something
-        out: the oldest turns, if the conversation no longer fits, or an earlier file that the router refuses. answer: collects the text."""
+        """Ask, and return True when the answer has ended. Return False if this shortened the conversation, so that the question must be
+        asked again: it left out the oldest turns, which no longer fit, or earlier files, which the router refuses. answer: collects the
+        text."""
         try:
             if await self._answer(answer):
                 return True
         except BadRequestError as error:
-            removed = [] if answer.text else [(bad, self._talk.leave_out(bad.field)) for bad in error.fields]
-            if not any(name for _, name in removed):
+            # An answer that has begun is not asked for again.
+            removed = [] if answer.text else [(self._talk.leave_out(bad.field), bad.description) for bad in error.fields]
+            if not any(name for name, _ in removed):
                 raise
-            for bad, name in removed:
+            for name, reason in removed:
                 if name:
-                    self._notices.tell(f"[dim]{escape(name)} is no longer part of the conversation ({escape(bad.description)})[/]")
+                    self._notices.tell(f"[dim]{escape(name)} is no longer part of the conversation ({escape(reason)})[/]")
             return False
         if not self._talk.forget_oldest():
             raise RequestError("this no longer fits into the model's context", hint="Ask something shorter; /new begins anew.")
@@ -256,13 +258,15 @@ class ChatSession:
         return False
 
     def _drop_refused(self, error: RequestError, words: str) -> None:
-        """Drop attached files after a refusal: the files that it names, or else all; but none if it is about a setting. words: the
-        question, which is printed for the user to repeat."""
+        """Drop attached files after a refusal: the files that it names, or all if it names none. If it is about a setting, keep all.
+        words: the question, which is printed for the user to repeat."""
         if is_of_setting(error):
             return
-        numbers = {number for bad in getattr(error, "fields", ()) if (number := place_of(bad.field)[1]) is not None}
-        dropped = [one for number, one in enumerate(self._attached) if not numbers or number in numbers]
-        self._attached = [one for one in self._attached if one not in dropped]
+        places = [place_of(bad.field) for bad in getattr(error, "fields", ())]
+        parts = {part for _, part in places if part is not None}
+        # The attached files are the first parts of the question, in the same order.
+        dropped = [file for part, file in enumerate(self._attached) if not parts or part in parts]
+        self._attached = [file for file in self._attached if file not in dropped]
         question = f"; the question was: {words}" if words else ""
         self._notices.tell(f"[dim]left out: {escape(', '.join(map(str, dropped)))}{escape(question)}[/]")
 
@@ -329,7 +333,7 @@ class ChatSession:
             for press in keyboard.read_keys():
                 if press.key in STOPPING:
                     stop()
-                elif len(press.key) == 1:
+                elif len(press.key) == 1:  # A character; other keys have longer names.
                     self.typed_ahead += press.key
 
         with keyboard.raw_mode(), keyboard.attach(pressed):
@@ -384,10 +388,11 @@ class ChatSession:
         answering = [one for one in pipelines if not one.only_draws]
         if matches := [one for one in answering if name in ("", one.name)]:
             return matches
-        if not (names := [one.name for one in answering]):
+        names = [one.name for one in answering]
+        if not names:
             raise RequestError("no pipeline of this router answers", hint="`omnistage draw` asks those that draw.")
-        has_name = any(one.name == name for one in pipelines)
-        text = f"{name} only draws" if has_name else f"there is no pipeline {name}{did_you_mean(name, names)}"
+        exists = any(one.name == name for one in pipelines)
+        text = f"{name} only draws" if exists else f"there is no pipeline {name}{did_you_mean(name, names)}"
         able = f"{', '.join(names)} {'answers' if len(names) == 1 else 'answer'} here"
         raise RequestError(text, hint=f"{able}: /pipeline {names[0]}, or /pipeline {OFF} to leave it to the router.")
 
@@ -395,7 +400,7 @@ class ChatSession:
         """Set the pipeline that answers from now on. name: off: the router chooses; empty: only list pipelines. Raises RequestError."""
         if not name:
             for one in await self._all_pipelines():
-                mark = "" if self._pipeline != one.name else " (now)"
+                mark = " (now)" if one.name == self._pipeline else ""
                 about = "only draws" if one.only_draws else f"takes {', '.join(one.inputs)}, gives {', '.join(one.outputs)}"
                 self._notices.tell(f"[dim]{escape(f'{one.name}: {about}{mark}')}[/]")
             return
@@ -413,8 +418,8 @@ class ChatSession:
                 self._notices.tell("[dim]nothing goes with the next message[/]")
             return
         if value:
-            one, words = await asyncio.to_thread(find_named_file, kind, value)
-            await self._attach([one], words)
+            file, words = await asyncio.to_thread(find_named_file, kind, value)
+            await self._attach([file], words)
             return
         if not self._print_attached():
             self._notices.tell(f"[dim]nothing goes with the next message; /{kind} F gives a file[/]")
@@ -425,8 +430,8 @@ class ChatSession:
         for kind in dict.fromkeys(one.kind for one in files):
             if not any(kind in pipeline.inputs for pipeline in pipelines):
                 inputs = "; ".join(f"{one.name} takes {', '.join(one.inputs)}" for one in pipelines)
-                others = [one.name for one in await self._pipelines_named("") if kind in one.inputs]
-                raise RequestError(f"{inputs}, not {kind}", hint=f"/pipeline {others[0]} takes it." if others else "")
+                able = [one.name for one in await self._pipelines_named("") if kind in one.inputs]
+                raise RequestError(f"{inputs}, not {kind}", hint=f"/pipeline {able[0]} takes it." if able else "")
         if len(self._attached) + len(files) > MOST_SHOWN:
             raise RequestError(f"more than {MOST_SHOWN} files go with one message", hint="Ask with those that are there first.")
         self._attached += files

@@ -86,6 +86,7 @@ def _keys() -> KeyBindings:
 def is_open(text: str) -> bool:
     """Whether a text begins a block and does not end it yet."""
     text = text.strip()
+    # The marks of the beginning and the end must not be the same characters.
     return text.startswith(BLOCK) and (len(text) < 2 * len(BLOCK) or not text.endswith(BLOCK))
 
 
@@ -157,39 +158,39 @@ class MentionedFile:
 def find_named_file(kind: str, text: str) -> tuple[MentionedFile, str]:
     """Returns (the file that was typed after /image, /audio or /video, the words after its path). kind: the command without its slash.
     text: the rest of the line. Raises BadRequestError if there is no file of that kind."""
-    ends = [len(text), *(match.start() for match in reversed([*re.finditer(r"\s+", text)]))]
-    first = WORD.match(text)
-    quoted = [first.end()] if first is not None and text[0] in "'\"" else []
-    # Take the longest path that exists, because names may have spaces.
-    path_ends = (end for end in quoted or ends if os.path.isfile(_path(text[:end])))  # noqa: PTH113
-    end = next(path_ends, first.end() if first is not None else 0)
+    first_word = WORD.match(text)
+    first_end = 0 if first_word is None else first_word.end()
+    # A path in quotes ends with its word. Any other may have spaces, so the longest path that exists is taken.
+    space_starts = reversed([space.start() for space in re.finditer(r"\s+", text)])
+    ends = [first_end] if first_end and text[0] in "'\"" else [len(text), *space_starts]
+    end = next((end for end in ends if os.path.isfile(_path(text[:end]))), first_end)  # noqa: PTH113
     path = _path(text[:end])
     to_medium(path, kind, f"/{kind}")
     return MentionedFile(kind, str(path.absolute())), text[end:].strip()
 
 
 def find_files(text: str) -> tuple[list[MentionedFile], str]:
-    """Returns (the files that a message names, its words). Paths at the beginning and the end are removed from the words; other paths
-    become the names of the files."""
+    """Returns (the files that a message names, its words). The words lack paths at the beginning and the end of the message. In place of
+    each other path they have the name of its file."""
     if (file := _media_file(text)) is not None:
         return [file], ""
     files, words = list[MentionedFile](), list[str]()
-    at = 0
-    for match, one, path_end in _find_each(text):
-        files.append(one)
-        is_at_end = not text[: match.start()].strip() or not text[path_end:].strip()
-        words += [text[at : match.start()].rstrip() if is_at_end else text[at : match.start()], "" if is_at_end else Path(one.path).name]
-        at = path_end
-    return files, "".join([*words, text[at:]]).strip()
+    last_end = 0
+    for file, begin, end in _find_each(text):
+        files.append(file)
+        is_at_edge = not text[:begin].strip() or not text[end:].strip()
+        words += [text[last_end:begin].rstrip()] if is_at_edge else [text[last_end:begin], Path(file.path).name]
+        last_end = end
+    return files, "".join([*words, text[last_end:]]).strip()
 
 
-def _find_each(text: str) -> Iterator[tuple[re.Match[str], MentionedFile, int]]:
-    """Yields (match of its word, the file, index in the text at which its path ends) for each file that a text names."""
+def _find_each(text: str) -> Iterator[tuple[MentionedFile, int, int]]:
+    """Yields (the file, begin of its path, end of its path) for each file that a text names. begin, end: indices in the text."""
     for match in WORD.finditer(text):
         word = match[0]
-        for end in (len(word), len(word.rstrip(STOPS))):
-            if _unquote(word[:end]).startswith(BEGINNINGS) and (one := _media_file(word[:end])) is not None:
-                yield match, one, match.start() + end
+        for length in (len(word), len(word.rstrip(STOPS))):
+            if _unquote(word[:length]).startswith(BEGINNINGS) and (file := _media_file(word[:length])) is not None:
+                yield file, match.start(), match.start() + length
                 break
 
 

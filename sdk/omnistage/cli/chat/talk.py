@@ -61,15 +61,13 @@ class Talk:
         path = state_folder() / LAST
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
-            before, turns = (
-                cast("TalkSettings", dict(record["settings"])),
-                [{"role": turn["role"], "content": _check_content(turn["content"])} for turn in record["turns"]],
-            )
+            stored_settings = cast("TalkSettings", dict(record["settings"]))
+            turns = [{"role": turn["role"], "content": _check_content(turn["content"])} for turn in record["turns"]]
         except FileNotFoundError:
             raise RequestError("there is no conversation to go on with", hint="Leave --continue out.") from None
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise RequestError(f"{path} cannot be read: {error}", hint="Remove it, or leave --continue out.") from None
-        return cls(cast("TalkSettings", {**before, **settings}), turns)
+        return cls(cast("TalkSettings", {**stored_settings, **settings}), turns)
 
     @property
     def conversation(self) -> Conversation:
@@ -88,7 +86,7 @@ class Talk:
         self.turns.append({"role": "user", "content": [*media, *words] if media else text})
 
     def forget_gone(self) -> list[str]:
-        """Replace each medium whose file is no longer there by its name. Returns these names."""
+        """Put the file's name in the place of each medium whose file is no longer there. Returns these names."""
         gone = []
         for turn in self.turns:
             parts = turn["content"] if isinstance(turn["content"], list) else []
@@ -100,15 +98,17 @@ class Talk:
         return gone
 
     def leave_out(self, field: str) -> str:
-        """Replace a file of an earlier turn that was refused by its name. field: the field that the refusal names. Returns the file's name;
-        empty if the field is that of no such file."""
-        turn, number = place_of(field)
-        if turn is None or number is None:
+        """After the refusal of a file of an earlier turn, put the file's name in its place. field: the field that the refusal names.
+        Returns the file's name. If the field names no file of an earlier turn, replace nothing, and return an empty text."""
+        turn, part = place_of(field)
+        if turn is None or part is None:
             return ""
-        turn -= len(self.conversation) - len(self.turns)
-        if not 0 <= turn < len(self.turns) - 1 or (path := _path_of(self.turns[turn]["content"][number])) is None:
+        turn -= len(self.conversation) - len(self.turns)  # In the conversation the system text may stand before the turns.
+        is_earlier = 0 <= turn < len(self.turns) - 1
+        path = _path_of(self.turns[turn]["content"][part]) if is_earlier else None
+        if path is None:
             return ""
-        self.turns[turn]["content"][number] = {"type": "text", "text": f"[{path.name}]"}
+        self.turns[turn]["content"][part] = {"type": "text", "text": f"[{path.name}]"}
         return path.name
 
     def answered(self, text: str) -> None:
@@ -166,12 +166,11 @@ def place_of(field: str) -> tuple[int | None, int | None]:
 
 def is_of_setting(error: OmniError) -> bool:
     """Whether a refusal is about a setting, the pipeline or the user's key, and not about the question."""
+    if isinstance(error, UnknownModelError) or error.code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+        return True
     names = {setting.name for setting in SETTINGS.values()}
     fields = error.fields if isinstance(error, BadRequestError) else ()
-    is_of_asker = error.code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
-    return (
-        isinstance(error, UnknownModelError) or is_of_asker or (bool(fields) and all(PYTHON.name_of(bad.field) in names for bad in fields))
-    )
+    return bool(fields) and all(PYTHON.name_of(bad.field) in names for bad in fields)
 
 
 def _path_of(part: Mapping[str, str]) -> Path | None:
@@ -249,10 +248,10 @@ MORE = (
 """Further lines of the help, below the commands."""
 
 
-def is_command(first: str) -> bool:
-    """Whether a message is a command of the chat: a slash and letters. A path or a fraction is a question like any other. first: its first
-    word."""
-    return first in WORDS or (first.startswith("/") and first[1:].isalpha())
+def is_command(first_word: str) -> bool:
+    """Whether a message that begins with this word is a command of the chat: a slash and letters. A path or a fraction is a question like
+    any other."""
+    return first_word in WORDS or (first_word.startswith("/") and first_word[1:].isalpha())
 
 
 def change(settings: TalkSettings, command: str, value: str) -> str:
@@ -274,10 +273,10 @@ def help_lines(columns: int | None) -> list[str]:
     """The help, in lines that are broken between words. columns: width of the terminal; None: there is none."""
     forms = {command: setting.form for command, setting in SETTINGS.items()} | OTHERS
     indent = max(map(len, forms)) + 2
-    width = max((columns or WIDEST) - 1, indent + 8)
+    width = max((columns or WIDEST) - 1, indent + 8)  # A description has at least 8 columns, however narrow the terminal is.
     wrapped = partial(wrap, width=width, break_long_words=False, break_on_hyphens=False)
-    lines = [wrapped(form, initial_indent=command.ljust(indent), subsequent_indent=" " * indent) for command, form in forms.items()]
-    return [line for several in (*lines, *map(wrapped, MORE)) for line in several]
+    entries = [wrapped(form, initial_indent=command.ljust(indent), subsequent_indent=" " * indent) for command, form in forms.items()]
+    return [line for lines in (*entries, *map(wrapped, MORE)) for line in lines]
 
 
 def unknown(command: str) -> OmniError:
