@@ -253,14 +253,14 @@ def of(
 
 def test_a_new_session_has_nothing():
     new = Resumption.of(stage_pb2.Open(), TALKER)
-    assert not new.again and new == Resumption()
+    assert not new.is_resumed and new == Resumption()
     assert new.start({"hidden": 3}).first == {"hidden": 3}
     writer = new.writer("codes")
     assert (writer.seq, writer.first, writer.ended) == (0, 0, False)
 
 
 def test_a_session_that_was_lost_before_its_first_output_is_one_that_goes_on():
-    assert of().again and of() == Resumption(again=True)
+    assert of().is_resumed and of() == Resumption(is_resumed=True)
 
 
 def test_each_stage_takes_its_own_and_passes_on_the_rest():

@@ -83,24 +83,24 @@ class Conversion:
         """Number of the model's first sample that is needed to make sample number `sample` of the result and those after it."""
         return self._begin(sample // self.output_block)
 
-    def convert(self, samples: Samples, held_first: int, first: int, until: int) -> Samples:
-        """Convert the blocks from number `first` up to, but without, number `until`; returns samples [n, channels]. samples: all samples of
-        the model that these blocks need, [m, channels]. held_first: number of the first of them. The result is clipped to full scale, which
-        filtered sound may exceed."""
+    def convert(self, samples: Samples, held_first: int, block: int, end_block: int) -> Samples:
+        """Convert the blocks from number `block` up to, but without, number `end_block`; returns samples [n, channels]. The
+        result is clipped to full scale, which filtered sound may exceed. samples: all samples of the model that these blocks need,
+        [m, channels]. held_first: number of the first of these samples."""
         channels = samples.shape[1]
         parts = [np.empty((0, channels), np.float32)]
-        while first < until:
-            begin = self._begin(first)
-            # A block whose context would begin before the sound gets a window of its own length.
-            count = 1 if first * self.block < self.context else min(until - first, max(MOST_COLUMNS // channels, 1))
-            length = (first + 1) * self.block + self.context - begin
-            part = samples[begin - held_first :][: length + (count - 1) * self.block]
-            windows = np.lib.stride_tricks.sliding_window_view(part, length, axis=0)[:: self.block]
-            converted = _resample(windows.reshape(count * channels, length).T, self.source_hz, self.rate_hz)
-            before = (first * self.block - begin) * self.rate_hz // self.source_hz
-            blocks = converted[before : before + self.output_block].reshape(self.output_block, count, channels)
+        while block < end_block:
+            window_first = self._begin(block)
+            # A block whose context would begin before the sound gets a shorter window, in a call of its own.
+            block_count = 1 if block * self.block < self.context else min(end_block - block, max(MOST_COLUMNS // channels, 1))
+            length = (block + 1) * self.block + self.context - window_first
+            part = samples[window_first - held_first :][: length + (block_count - 1) * self.block]
+            windows = np.lib.stride_tricks.sliding_window_view(part, length, axis=0)[:: self.block]  # [block_count, channels, length]
+            converted = _resample(windows.reshape(block_count * channels, length).T, self.source_hz, self.rate_hz)
+            context = (block * self.block - window_first) * self.rate_hz // self.source_hz  # converted samples before each block
+            blocks = converted[context : context + self.output_block].reshape(self.output_block, block_count, channels)
             parts.append(blocks.transpose(1, 0, 2).reshape(-1, channels))
-            first += count
+            block += block_count
         return np.clip(np.concatenate(parts), -1, 1)
 
     def _begin(self, block: int) -> int:
@@ -130,7 +130,7 @@ class Resampler:
         self._block = first // conversion.output_block
         self._held = np.empty((0, channels), np.float32)
         self._held_first = conversion.first_needed(first)
-        self._known = first - self._block * conversion.output_block  # samples of the next block that come before `first`
+        self._skipped = first - self._block * conversion.output_block  # samples of the next block that come before `first`
 
     @property
     def first_needed(self) -> int:
@@ -145,23 +145,24 @@ class Resampler:
 
     def end(self) -> Samples:
         """Return the rest of the sound: no samples of the model follow. Raises BadRequest if the sound ends before `first`."""
-        first, conversion = self._block * self._conversion.output_block + self._known, self._conversion
+        first, conversion = self._block * self._conversion.output_block + self._skipped, self._conversion
         count = conversion.count(self._held_first + len(self._held))
         if count < first:
             raise BadRequest(
                 "resume.positions", f"the sound has {count} samples at {conversion.rate_hz} Hz: it cannot go on at sample {first}"
             )
-        after = np.zeros((conversion.context + conversion.block, self._held.shape[1]), np.float32)
-        self._held = np.concatenate([self._held, after])
-        return self._take(-(-count // conversion.output_block))[: count - first]
+        silence = np.zeros((conversion.context + conversion.block, self._held.shape[1]), np.float32)  # What the last block's window lacks.
+        self._held = np.concatenate([self._held, silence])
+        end_block = -(-count // conversion.output_block)  # Rounded up.
+        return self._take(end_block)[: count - first]
 
-    def _take(self, until: int) -> Samples:
-        """Convert the blocks before block number `until`, without samples before `first`, and drop what no later block needs."""
-        if until <= self._block:
+    def _take(self, end_block: int) -> Samples:
+        """Convert the blocks before block number `end_block`, without samples before `first`, and drop what no later block needs."""
+        if end_block <= self._block:
             return self._held[:0]
-        converted = self._conversion.convert(self._held, self._held_first, self._block, until)[self._known :]
-        self._known, self._block = 0, until
-        first_needed = self._conversion.first_needed(until * self._conversion.output_block)
+        converted = self._conversion.convert(self._held, self._held_first, self._block, end_block)[self._skipped :]
+        self._skipped, self._block = 0, end_block
+        first_needed = self._conversion.first_needed(end_block * self._conversion.output_block)
         self._held, self._held_first = self._held[first_needed - self._held_first :].copy(), first_needed
         return converted
 
@@ -171,20 +172,21 @@ async def convert_sounds(
 ) -> AsyncGenerator[Sound, None]:
     """The sound of a model, converted to the other rate, from sample `first` on. sounds: the model's, from its sample number
     `conversion.first_needed(first)` on. first_needed: number of the first input item that the model needs to make the first of these
-    sounds. `Sound.needs` of a result is the first input item that is needed to go on after it, counting those of the earlier samples from
-    which the conversion goes on. Raises BadRequest if the sound ends before `first`."""
+    sounds. `Sound.needs` of a result is the first input item that is needed to go on after it. The conversion goes on from samples before
+    that place, so their input items count too. Raises BadRequest if the sound ends before `first`."""
     resampler = Resampler(conversion, channels, first)
     # needs: pairs of a sample of the model, and the first input item that is needed to make the samples from there on.
-    end, needs, prebuffer_s = resampler.first_needed, deque([(resampler.first_needed, first_needed)]), None
+    needs = deque([(resampler.first_needed, first_needed)])
+    end_sample, prebuffer_s = resampler.first_needed, None
     async for sound in sounds:
         prebuffer_s = prebuffer_s if sound.prebuffer_s is None else sound.prebuffer_s
-        end += len(sound.samples)
-        needs.append((end, sound.needs))
+        end_sample += len(sound.samples)
+        needs.append((end_sample, sound.needs))
         converted = await asyncio.to_thread(resampler.push, sound.samples)
         while len(needs) > 1 and needs[1][0] <= resampler.first_needed:
             needs.popleft()
         yield Sound(converted, needs[0][1], prebuffer_s)
-        prebuffer_s = None if len(converted) else prebuffer_s
+        prebuffer_s = None if len(converted) else prebuffer_s  # Said again until it has come with samples.
     yield Sound(await asyncio.to_thread(resampler.end), needs[0][1], prebuffer_s)
 
 

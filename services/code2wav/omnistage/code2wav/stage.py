@@ -66,7 +66,7 @@ class Code2WavStage(ModelStage[Code2WavModel[P]]):
             raise bad_request("code2wav.profile", f"must be one of {', '.join(Profile)}")
         encoding = params.encoding or chunk_pb2.AUDIO_ENCODING_PCM16
         if encoding not in chunk_pb2.AudioEncoding.values():
-            raise bad_request("code2wav.encoding", f"must be one of {chunk_pb2.AudioEncoding.keys()[1:]}")
+            raise bad_request("code2wav.encoding", f"must be one of {chunk_pb2.AudioEncoding.keys()[1:]}")  # Without UNSPECIFIED.
         wave = WaveRequest(request.seed, params.profile or USUAL_PROFILE, params.voice, request.client)
         with refusals():
             conversion = Conversion.for_rates(self._rate_hz, params.sample_rate_hz)
@@ -102,6 +102,7 @@ class Code2WavStage(ModelStage[Code2WavModel[P]]):
                     if len(sound.samples):
                         player.hear(self._clock(), len(sound.samples) / rate_hz, sound.prebuffer_s or 0.0)
                         timing.audio_underruns, timing.audio_starved_s = player.underruns, player.starved_s
+                    # A session that goes on elsewhere does not say it again.
                     prebuffer_ms = None if first or sound.prebuffer_s is None else math.ceil(1000 * sound.prebuffer_s)
                     for output in sound_outputs(self._output, sound.samples, rate_hz, encoding, prebuffer_ms):
                         yielded_at = self._clock()

@@ -36,8 +36,8 @@ from omnistage.stage.model import (
     check_kind,
     code_outputs,
     codes_of,
-    made_type_of,
     media_of,
+    output_type_of,
     pieces,
     refusals,
     row_outputs,
@@ -137,12 +137,12 @@ class DiffusionStage(ModelStage[DiffusionModel[P]]):
                 yield from sound_outputs(port, samples, round(port.rate_hz), chunk_pb2.AUDIO_ENCODING_PCM16)
 
     def _image(self, data: bytes, header: chunk_pb2.ImageChunk, count: int) -> Iterator[Output]:
-        """The outputs for an encoded picture, in parts. header: the other fields of each part. count: items of the whole picture: 0 for a
-        preview."""
-        for part, is_whole in _parts(data):
+        """The outputs for an encoded picture, in parts. header: the other fields of each part. count: items of the picture, for its last
+        part; 0 for a preview."""
+        for part, is_last in _parts(data):
             chunk = chunk_pb2.ImageChunk(data=part)
             chunk.MergeFrom(header)
-            yield Output(self._ports[Content.IMAGE].name, count if is_whole else 0, chunk)
+            yield Output(self._ports[Content.IMAGE].name, count if is_last else 0, chunk)
 
 
 def _parts(data: bytes) -> Iterator[tuple[tensor_pb2.InlinePart, bool]]:
@@ -205,7 +205,7 @@ def parse(params: stage_pb2.DiffusionParams, seed: int) -> DrawRequest:
         mask_image=_picture(params, "mask_image"),
         control_image=_picture(params, "control_image"),
         options=dict(params.options),
-        media_type=params.media_type and made_type_of(params.media_type, "diffusion", "image/png, or be left out"),
+        media_type=params.media_type and output_type_of(params.media_type, "diffusion", "image/png, or be left out"),
     )
 
 
@@ -216,7 +216,8 @@ def _picture(params: stage_pb2.DiffusionParams, name: str) -> Media | None:
 def _check_sigmas(sigmas: Sequence[float]) -> None:
     if not all(MIN_SIGMA <= sigma <= MAX_SIGMA for sigma in sigmas):
         raise bad_request("diffusion.sigmas", f"each must be from {MIN_SIGMA:g} to {MAX_SIGMA:g}")
-    if any(one <= other for one, other in pairwise(np.array(sigmas, np.float32))):  # The form that schedulers expect.
+    # Compared in float32, the form that schedulers expect.
+    if any(sigma <= next_sigma for sigma, next_sigma in pairwise(np.array(sigmas, np.float32))):
         raise bad_request("diffusion.sigmas", "each must be below the one before it: give the noisiest first")
 
 

@@ -44,8 +44,8 @@ class Outbox:
         """How many of the accepted messages were written; one write may carry several."""
         self._moved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._over: Callable[[], Exception] | None = None
-        """Makes the error to raise once a write has failed; None: no write has failed."""
+        self._new_error: Callable[[], Exception] | None = None
+        """Makes the error to raise, once a write has failed; None: no write has failed."""
         self.batches = False
         """Whether the caller takes several chunks in one message."""
 
@@ -73,7 +73,7 @@ class Outbox:
 
     async def _put(self, message: stage_pb2.RunResponse) -> None:
         """Wait for room, and hand the message to the task that writes. Raises as `put`."""
-        while len(self._waiting) >= MAX_WAITING and self._over is None:
+        while len(self._waiting) >= MAX_WAITING and self._new_error is None:
             await self._move()
         self._check()
         self._waiting.append(message)
@@ -89,8 +89,8 @@ class Outbox:
     def _check(self) -> None:
         """Raise an error if a write has failed. It is a new error each time, because an error that is kept would keep the frames that it
         passed through, and they refer to this outbox."""
-        if self._over is not None:
-            raise self._over()
+        if self._new_error is not None:
+            raise self._new_error()
 
     async def _run(self) -> None:
         """Write messages until none waits, or a write fails."""
@@ -113,8 +113,8 @@ class Outbox:
             self._task = None
             self._moved.set()
 
-    def _end(self, over: Callable[[], Exception]) -> None:
-        self._over = over
+    def _end(self, new_error: Callable[[], Exception]) -> None:
+        self._new_error = new_error
         self._waiting.clear()
 
     def _next(self) -> stage_pb2.RunResponse:
@@ -123,7 +123,10 @@ class Outbox:
         chunks = chunks_of(first)
         batch = Batch(together=self.batches)
         batch.add(*chunks)
-        while batch and self._waiting and (next_chunks := chunks_of(self._waiting[0])) and batch.add(*next_chunks):
+        while batch and self._waiting:
+            next_chunks = chunks_of(self._waiting[0])
+            if not next_chunks or not batch.add(*next_chunks):  # The next message is no chunk, or does not fit.
+                break
             self._waiting.popleft()
         return first if len(batch) == len(chunks) else batch.put_into(stage_pb2.RunResponse())
 
@@ -209,7 +212,7 @@ class Caller:
     async def break_off(self, reason: str) -> None:
         """End the call without Ended, which the caller takes for the loss of this replica. reason: for the status."""
         self.outbox.cancel()
-        await self._context.abort(grpc.StatusCode.UNAVAILABLE, reason)
+        await self._context.abort(grpc.StatusCode.UNAVAILABLE, reason)  # gRPC's way to end a call is an exception.
 
     def close(self) -> None:
         """Read and write nothing more. Awaits nothing, so that a second cancellation cannot cut it short."""

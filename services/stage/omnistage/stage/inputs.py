@@ -25,23 +25,23 @@ def convert_rows(rows: Array, source: tensor_pb2.ElementType, target: tensor_pb2
     """The rows in the wanted type, rounded to the nearest; the same array if it has that type already. A bfloat16 array is uint16 bits."""
     if source == target:
         return rows
-    values = _of_bfloat16(rows) if source == tensor_pb2.ELEMENT_TYPE_BFLOAT16 else rows.astype(np.float32)
+    values = _from_bfloat16(rows) if source == tensor_pb2.ELEMENT_TYPE_BFLOAT16 else rows.astype(np.float32)
     if target == tensor_pb2.ELEMENT_TYPE_BFLOAT16:
-        return _bfloat16(values)
+        return _to_bfloat16(values)
     with np.errstate(over="ignore"):  # A value too large for float16 becomes infinite.
         return values.astype(_DTYPES[target])
 
 
-def _of_bfloat16(bits: Array) -> NDArray[np.float32]:
+def _from_bfloat16(bits: Array) -> NDArray[np.float32]:
     """The values of bfloat16 numbers, which come as uint16 bits."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
-def _bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+def _to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     """The bits of the values as bfloat16, rounded to the nearest, ties to even; NaN stays NaN."""
     bits = values.view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
+    return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)  # 0x7FC0 is the NaN of bfloat16.
 
 
 WINDOW = 32
@@ -120,8 +120,9 @@ class Inputs:
         self._arrived.set()
 
     def _begin(self, reader: PortReader, chunk: chunk_pb2.Chunk) -> None:
-        """Begin a port whose input is replayed: its first chunk must hold the first needed item. On a port with REPLAY_WINDOW it may begin
-        later, because an earlier replica may have sent Keep, which lets the caller forget items."""
+        """Begin a port whose input is replayed: its first chunk must hold the first needed item. Otherwise `accept` refuses the chunk.
+        On a port with REPLAY_WINDOW the input may begin later, because an earlier replica may have sent Keep, which lets the caller forget
+        items."""
         may_be_later = self._specs[chunk.port].replay == stage_pb2.REPLAY_WINDOW
         if chunk.first <= self._needs[chunk.port] or may_be_later:
             reader.first = chunk.first
@@ -146,17 +147,7 @@ class Inputs:
         """The next whole input. The memory of the previous input's tensor is given back. Raises HALF_CLOSED."""
         while True:
             self._release_view()
-            while not self._queue:
-                if self._interrupted or all(reader.ended for reader in self._readers.values()):
-                    await self._give_memory_back()
-                    raise StopAsyncIteration
-                if self._half_closed:
-                    waiting = sorted(port for port, reader in self._readers.items() if not reader.ended)
-                    raise StageError("HALF_CLOSED", f"the caller half-closed before input {waiting} ended")
-                # Cleared before the write below: an input that arrives during the write must wake this wait.
-                self._arrived.clear()
-                await self._give_memory_back()
-                await self._arrived.wait()
+            await self._wait_for_chunk()
             chunk, view = self._queue.popleft()
             await self._took(chunk)
             if chunk.count == 0 and not chunk.last and view is None:
@@ -166,9 +157,23 @@ class Inputs:
             if chunk.port in self._needs:
                 piece = _cut(piece, self._needs[chunk.port])
             if piece.count == 0 and chunk.count and not chunk.last:
-                continue
+                continue  # All its items were cut off.
             self.items[chunk.port] += piece.count
             return piece
+
+    async def _wait_for_chunk(self) -> None:
+        """Wait until a chunk is in the queue. Raises StopAsyncIteration if none can come any more, HALF_CLOSED."""
+        while not self._queue:
+            unended_ports = sorted(port for port, reader in self._readers.items() if not reader.ended)
+            if self._interrupted or not unended_ports:
+                await self.give_memory_back()
+                raise StopAsyncIteration
+            if self._half_closed:
+                raise StageError("HALF_CLOSED", f"the caller half-closed before input {unended_ports} ended")
+            # Cleared before the write below: an input that arrives during the write must wake this wait.
+            self._arrived.clear()
+            await self.give_memory_back()
+            await self._arrived.wait()
 
     def close(self) -> None:
         """Give the memory of all tensors back: the session does not read them any more."""
@@ -183,10 +188,6 @@ class Inputs:
                 view.release()
         self._queue.clear()
 
-    async def flush(self) -> None:
-        """Tell the caller which memory is free again."""
-        await self._give_memory_back()
-
     async def _took(self, chunk: chunk_pb2.Chunk) -> None:
         """Count a chunk that the stage took from the queue. Grant more credit once half of the window was taken, so that one message grants
         many chunks."""
@@ -197,10 +198,11 @@ class Inputs:
         if reader.ended or reader.granted - self._taken[port] > window // 2:
             return
         reader.granted = self._taken[port] + window
-        await self._give_memory_back()
+        await self.give_memory_back()
         await self._reply(stage_pb2.RunResponse(credit=stage_pb2.Credit(port=port, total=reader.granted)))
 
-    async def _give_memory_back(self) -> None:
+    async def give_memory_back(self) -> None:
+        """Tell the caller which memory is free again, if any is."""
         release = self._receiver.take_release()
         if release is not None:
             await self._reply(stage_pb2.RunResponse(release=release))
@@ -228,10 +230,10 @@ class Inputs:
         if view is None:
             return None
         shape = view.array.shape
-        if not converts(view.element_type, spec.element_type) or len(shape) != 2 or shape[0] != chunk.count or shape[1] != spec.width:
+        if not converts(view.element_type, spec.element_type) or shape != (chunk.count, spec.width):
             view.release()
             expected, got = (
-                tensor_pb2.ElementType.Name(one).removeprefix("ELEMENT_TYPE_") for one in (spec.element_type, view.element_type)
+                tensor_pb2.ElementType.Name(kind).removeprefix("ELEMENT_TYPE_") for kind in (spec.element_type, view.element_type)
             )
             raise protocol_error(
                 f"port {chunk.port!r}: {expected} [{chunk.count}, {spec.width}] was expected, got {got} {list(shape)}", port=chunk.port

@@ -153,15 +153,16 @@ def _background_of(text: str, media_type: str, field: str) -> tuple[int, int, in
 
 
 def media_type_of(text: str, field: str, example: str) -> str:
-    """Check a media type and return it in lower case, because case does not matter in it; later code need not do that. example: a valid
-    type, for the error. Raises BAD_REQUEST."""
+    """Check a media type and return it in lower case: its case means nothing. example: a valid type, for the error. Raises
+    BAD_REQUEST."""
     if _MEDIA_TYPE.fullmatch(text.lower()) is None:
         raise bad_request(f"{field}.media_type", f"must be image/..., audio/... or video/..., such as {example}")
     return text.lower()
 
 
-def made_type_of(text: str, field: str, example: str) -> str:
-    """As `media_type_of`, for the media type of the wanted output. It may also name codecs: video/mp4; codecs="avc1"."""
+def output_type_of(text: str, field: str, example: str) -> str:
+    """As `media_type_of`, for the media type of the wanted output. It may also name codecs: video/mp4; codecs="avc1". example: a valid
+    type; words after a comma are for the error of a bad type only."""
     plain, semicolon, codecs = text.lower().partition(";")
     if semicolon and not _CODECS.fullmatch(codecs):
         raise bad_request(
@@ -252,10 +253,10 @@ def _content(item: Input, port: PortSpec) -> TextPiece | Array | bytes:
             return video.data
         case chunk_pb2.MediaChunk() as media:
             return _bytes(media, item.count, port)
-    return _nothing(port)
+    return _empty_content(port)
 
 
-def _nothing(port: PortSpec) -> TextPiece | Array | bytes:
+def _empty_content(port: PortSpec) -> TextPiece | Array | bytes:
     """The empty content of a port, for an input without items."""
     match port.content:
         case Content.TENSOR:
@@ -289,21 +290,21 @@ def _samples(chunk: chunk_pb2.AudioChunk, count: int, port: PortSpec) -> NDArray
     is_integer = chunk.encoding == chunk_pb2.AUDIO_ENCODING_PCM16
     data = chunk.data
     is_known = is_integer or chunk.encoding == chunk_pb2.AUDIO_ENCODING_FLOAT32
-    as_expected = (chunk.sample_rate_hz, chunk.channel_count, len(data)) == (
-        round(port.rate_hz),
-        port.width,
-        count * port.width * (2 if is_integer else 4),
-    )
-    if not (is_known and as_expected):
+    sample_bytes = 2 if is_integer else 4
+    expected = (round(port.rate_hz), port.width, count * port.width * sample_bytes)
+    if not is_known or (chunk.sample_rate_hz, chunk.channel_count, len(data)) != expected:
         raise protocol_error(
             f"port {port.name!r}: {count} samples of {port.width} channels at {port.rate_hz:g} Hz were expected", port=port.name
         )
     if is_integer:
         samples = np.frombuffer(data, "<i2").astype(np.float32) / np.float32(32768)
-    elif not (loudest := np.abs(samples := np.frombuffer(data, "<f4")).max(initial=0)) <= LOUDEST:
+    else:
+        samples = np.frombuffer(data, "<f4")
+        loudest = np.abs(samples).max(initial=0)  # NaN if any sample is NaN.
         if not np.isfinite(loudest):
             raise bad_request(port.name, "some of its samples are no numbers")
-        raise bad_request(port.name, f"a sample is {loudest:g}, and full scale is 1: divide all by 32768 if they were of 16 bits")
+        if loudest > LOUDEST:
+            raise bad_request(port.name, f"a sample is {loudest:g}, and full scale is 1: divide all by 32768 if they were of 16 bits")
     return samples.reshape(count, port.width)
 
 
@@ -408,7 +409,8 @@ class ModelStage(ABC, Generic[M]):
         """Warm the model up, and add the settings that it measured to the description."""
         await self._model.warm_up()
         settings = self.description.settings
-        if measured := {name: value for name, value in self._model.info.settings.items() if settings.get(name) != value}:
+        measured = {name: value for name, value in self._model.info.settings.items() if settings.get(name) != value}
+        if measured:
             settings.update(measured)
             log.info("model.measured", model=self._model.info.name, **measured)
 

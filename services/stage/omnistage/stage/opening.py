@@ -25,13 +25,13 @@ _CONTENT = {stage_pb2.PAYLOAD_TEXT: "text", stage_pb2.PAYLOAD_CODES: "codes"}
 @dataclass(frozen=True, slots=True)
 class Resumption:
     """The output of a session that the caller already has. positions: of this stage's own ports that go to the caller. history: the output
-    of its own checkpoint ports, one chunk for each port. behind: the part for later stages. again: whether the session is no new one, even
-    if it has no output yet and all other fields are empty."""
+    of its own checkpoint ports, one chunk for each port. behind: the part for later stages. is_resumed: whether the session was
+    lost elsewhere and goes on here. It may be True although all other fields are empty: then the lost session had made no output."""
 
     positions: Mapping[str, stage_pb2.Position] = field(default_factory=dict)
     history: Mapping[str, chunk_pb2.Chunk] = field(default_factory=dict)
     behind: stage_pb2.Resume = field(default_factory=stage_pb2.Resume)
-    again: bool = False
+    is_resumed: bool = False
 
     @classmethod
     def of(cls, request: stage_pb2.Open, produced: Mapping[str, stage_pb2.Port]) -> Resumption:
@@ -56,7 +56,8 @@ class Resumption:
             history=[chunk for port, chunks in history.items() if port not in produced for chunk in chunks],
         )
         merged = {port: merge_chunks(list(chunks)) for port, chunks in history.items() if port in produced}
-        return cls(own_positions, {port: chunk for port, chunk in merged.items() if chunk is not None}, later, again=True)
+        own_history = {port: chunk for port, chunk in merged.items() if chunk is not None}
+        return cls(own_positions, own_history, later, is_resumed=True)
 
     def start(self, needs: Mapping[str, int]) -> Start:
         """Where the outputs go on. needs: first item that the next hop needs, for each port that goes to the next hop alone."""
@@ -97,21 +98,21 @@ def _history(resume: stage_pb2.Resume) -> dict[str, list[chunk_pb2.Chunk]]:
 
 
 def _check_history(port: str, chunks: Sequence[chunk_pb2.Chunk], position: stage_pb2.Position | None) -> None:
-    """Raises BAD_REQUEST unless the chunks hold the content of all items of a port from item 0 to its position, and its end if it has
-    ended."""
+    """Raises BAD_REQUEST unless the chunks hold all items of a port from item 0 to its position. The last chunk must end the port exactly
+    if the position says that the port has ended."""
     if position is None:
         raise bad_request("resume.history", f"port {port[:32]!r} has a history and no position")
-    reached = 0
+    next_item = 0
     for number, chunk in enumerate(chunks):
-        if chunk.first != reached or (chunk.last and number < len(chunks) - 1):
-            raise bad_request("resume.history", f"port {port!r}: a gap or repeat at item {chunk.first}, after item {reached}")
+        if chunk.first != next_item or (chunk.last and number < len(chunks) - 1):
+            raise bad_request("resume.history", f"port {port!r}: a gap or repeat at item {chunk.first}, after item {next_item}")
         codes = chunk.codes
         item_count = len(chunk.text.token_ids) if chunk.HasField("text") else len(codes.codes) // max(codes.codebook_count, 1)
         if item_count != chunk.count:
             raise bad_request("resume.history", f"port {port!r}: a chunk says it has {chunk.count} items and has {item_count}")
-        reached += chunk.count
-    if reached != position.first or chunks[-1].last != position.ended:
-        raise bad_request("resume.history", f"port {port!r}: {reached} items are given, its position is {position.first}")
+        next_item += chunk.count
+    if next_item != position.first or chunks[-1].last != position.ended:
+        raise bad_request("resume.history", f"port {port!r}: {next_item} items are given, its position is {position.first}")
 
 
 MAX_CLIENT_CHARACTERS = 64
@@ -122,7 +123,7 @@ _SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 @dataclass(frozen=True, slots=True)
 class CheckedOpen:
     """An Open that was checked. takes: ports of this stage that go to the next hop. checkpoints: its ports whose chunks must reach the
-    caller before later stages' output made from them does. unwanted: its ports that go to nobody."""
+    caller before any output that later stages make from them. unwanted: its ports that go to nobody."""
 
     request: stage_pb2.Open
     takes: frozenset[str]
@@ -184,7 +185,7 @@ def _taken_by_next(route: Sequence[stage_pb2.Hop], produced: Mapping[str, stage_
     if not route:
         return frozenset()
     if any(hop.kind not in stage_pb2.StageKind.values() for hop in route):
-        raise bad_request("open.route.kind", f"must be one of {stage_pb2.StageKind.keys()[1:]}")
+        raise bad_request("open.route.kind", f"must be one of {stage_pb2.StageKind.keys()[1:]}")  # Without UNSPECIFIED.
     hop = route[0]
     for name in hop.takes:
         if name not in produced:

@@ -49,9 +49,11 @@ class CreditBehind:
             self._ended.add(chunk.port)
 
     def check(self) -> None:
-        """Called after the half-close. Raises HALF_CLOSED if the session can never end without more credit: a port has used up its credit
-        and has not ended, or no port was given any, although the last stage has at least one port that needs credit."""
-        if not self._granted and not self._ended - self._uncredited:
+        """Called after the half-close. Raises HALF_CLOSED if the session can never end without more credit. That is so if a port that has
+        not ended has used up its credit. It is also so if no port has got credit or ended, because the last stage has at least one port
+        that needs credit."""
+        credited_ports_ended = self._ended - self._uncredited
+        if not self._granted and not credited_ports_ended:
             raise StageError("HALF_CLOSED", OUT_OF_CREDIT)
         for port, total in self._granted.items():
             if self._relayed.get(port, 0) >= total:
@@ -97,7 +99,7 @@ class NextHop:
             credits=credits_behind,
             revision=hop.revision,
             checkpoints=hop.checkpoints,
-            resume=resumption.behind if resumption.again else None,
+            resume=resumption.behind if resumption.is_resumed else None,
             attempts=request.attempts,
             unwanted=hop.unwanted,
             client=request.client,
@@ -119,16 +121,16 @@ class NextHop:
         return opened.revisions
 
     async def feed(self) -> Mapping[str, int]:
-        """Send the next hop the earlier output of this stage's checkpoint ports, as if it had just been made. Returns the number of the
-        item with which each port goes on, for ports that only the next hop gets."""
+        """Send the next hop the earlier output of this stage's checkpoint ports, as if it had just been made. Returns, for each port that
+        only the next hop gets, the number of the item with which the port goes on."""
         takes = self._opening.takes
-        begins = {port: self.link.feed.needs.get(port, 0) for port in takes - self._opening.checkpoints}
-        for port, first in begins.items():
+        first_items = {port: self.link.feed.needs.get(port, 0) for port in takes - self._opening.checkpoints}
+        for port, first in first_items.items():
             self.link.feed.begin_at(port, first)
         for port, chunk in self._opening.resumption.history.items():
             if port in takes:
                 await self.link.feed.send(Output(port, chunk.count, _content(chunk), chunk.last))
-        return begins
+        return first_items
 
     async def grant(self, credit: stage_pb2.Credit) -> None:
         """Pass on the caller's credit for a port of a later stage. Raises PROTOCOL for too many ports."""
@@ -156,7 +158,9 @@ class NextHop:
 
 def _content(chunk: chunk_pb2.Chunk) -> chunk_pb2.TextChunk | chunk_pb2.CodeChunk | None:
     """The content of a checkpoint chunk, which is text or codes."""
-    return chunk.text if chunk.HasField("text") else chunk.codes if chunk.HasField("codes") else None
+    if chunk.HasField("text"):
+        return chunk.text
+    return chunk.codes if chunk.HasField("codes") else None
 
 
 class Outputs:
@@ -172,7 +176,7 @@ class Outputs:
         sender: Sender,
         outbox: Outbox,
         next_hop: NextHop | None,
-        on_sent: Callable[[float], None] = lambda begun_s: None,
+        on_sent: Callable[[float], None] = lambda offered_s: None,
     ) -> None:
         """ports: all output ports of the stage. sender: of tensors to the caller. next_hop: gets the ports that the route names; None: the
         route ends here. on_sent: called when the next hop has accepted a piece; its argument is when the piece was offered, in
@@ -223,19 +227,19 @@ class Outputs:
         come before the output that the next hop makes from it."""
         if output.last:
             self._unended.discard(output.port)
-        down = output.port in self._opening.takes
-        mirrored = output.port in self._opening.checkpoints
-        if mirrored or not down:
-            await self._send_up(output, credited=not mirrored)
-        if down and self._next_hop is not None:
+        goes_to_next_hop = output.port in self._opening.takes
+        is_checkpoint = output.port in self._opening.checkpoints
+        if is_checkpoint or not goes_to_next_hop:
+            await self._send_up(output, credited=not is_checkpoint)
+        if goes_to_next_hop and self._next_hop is not None:
             if self._opening.checkpoints:
                 await self._outbox.flush()
-            begun_s = time.monotonic()
+            offered_s = time.monotonic()
             await self._next_hop.link.feed.send(output)
-            self._on_sent(begun_s)
+            self._on_sent(offered_s)
 
     async def _send_up(self, output: Output, *, credited: bool) -> None:
-        """Send an output to the caller. credited: whether it needs the caller's credit, and waits for that."""
+        """Send an output to the caller. credited: whether the output waits for the caller's credit."""
         writer, first_seq = self._writers[output.port], self._first_seqs[output.port]
         has_credit = writer.seq - first_seq < self._allowance.total(output.port)
         if isinstance(output.payload, chunk_pb2.ProgressChunk) and not output.last and not has_credit:

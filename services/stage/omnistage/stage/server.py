@@ -88,14 +88,15 @@ class Guard(grpc.aio.ServerInterceptor):
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]], details: grpc.HandlerCallDetails
     ) -> Handler | None:
         """The handler of a call: the service's own, or one that refuses the call; None if the server has no such method."""
-        shown = [value for key, value in details.invocation_metadata or () if key == KEY]
-        if self._token is None or (len(shown) == 1 and self._token.matches(shown[0])):
+        tokens = [value for key, value in details.invocation_metadata or () if key == KEY]
+        if self._token is None or (len(tokens) == 1 and self._token.matches(tokens[0])):
             handler = await continuation(details)
             return None if handler is None else as_stream(handler, lambda _: nullcontext(), TRUSTED_REQUEST_LIMIT_S)
-        if details.method.removeprefix("/").partition("/")[0] in OPEN_TO_ALL:
+        service = details.method.removeprefix("/").partition("/")[0]
+        if service in OPEN_TO_ALL:
             handler = await continuation(details)
             return None if handler is None else self._counted(details.method, handler)
-        return self._refusing(details.method, refusal(bool(shown)))
+        return self._refusing(details.method, refusal(bool(tokens)))
 
     def _counted(self, method: str, handler: Handler) -> Handler:
         """The handler, limited to MAX_TOKENLESS calls at once. method: its full name."""
@@ -150,11 +151,6 @@ def check_open(address: str) -> None:
             f"{address} can be reached from other hosts, and without a token whoever reaches it may use this stage: set {VARIABLE} or "
             f"{VARIABLE}_FILE, the same for all servers of the stack, or listen on 127.0.0.1"
         )
-
-
-def say_open(address: str) -> None:
-    """Log that a stage listens at HOST:PORT without a token."""
-    log.info("stage.open", address=address, why=f"no {VARIABLE}: every process of this host may call this stage")
 
 
 SWEEP_PERIOD_S = 60.0
@@ -221,7 +217,7 @@ class StageServer:
         host, _, port = address.rpartition(":")
         self._environment.address = f"{socket.gethostname()}:{port}" if host in EVERYWHERE else address
         if self._is_open:
-            say_open(address)
+            log.info("stage.open", address=address, why=f"no {VARIABLE}: every process of this host may call this stage")
 
     async def start(self) -> None:
         await self._logic.warm_up()

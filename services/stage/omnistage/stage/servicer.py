@@ -47,7 +47,8 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         self._idle = asyncio.Event()
         self._idle.set()
         self._complete_description()
-        self._watch_metrics(metrics)
+        # The metrics read the load at each scrape.
+        metrics.watch(environment.description, environment.logic.load, lambda: self._sessions, environment.arena)
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add this service to a server. Run gets its requests as bytes: wire/limits.py makes messages of them in bounded time."""
@@ -57,11 +58,6 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         )
         service = stage_pb2.DESCRIPTOR.services_by_name["StageService"].full_name
         server.add_registered_method_handlers(service, {"Run": run})  # It replaces the generated one.
-
-    def _watch_metrics(self, metrics: StageMetrics) -> None:
-        """Show the load in the metrics, which read it at each scrape."""
-        environment = self._environment
-        metrics.watch(environment.description, environment.logic.load, lambda: self._sessions, environment.arena)
 
     def _complete_description(self) -> None:
         """Add what the process knows: its host's boot id, its pid, and its transports."""
@@ -127,7 +123,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
             structlog.contextvars.bind_contextvars(trace_id=trace.span.trace_id)
         session: Session | None = None
         reason = "CANCELLED"
-        self._stream(1)
+        self._count_stream(1)
         try:
             session = await self._opened(caller, trace)
             await self._run(session, caller)
@@ -138,11 +134,11 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
             log.info("session.ended", **error.for_log())
             forget_traceback(error)
             if self._broken:
-                await caller.break_off("this replica is broken")
+                await caller.break_off("this replica is broken")  # It raises: no Ended is sent.
             await caller.end(error)
         finally:
             caller.close()
-            self._stream(-1)
+            self._count_stream(-1)
             self._metrics.ended(reason)
             if session is not None:
                 session.close()
@@ -165,7 +161,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         self._admit(session)
         session_id = session.opening.request.session_id
         self._running[session_id] = session
-        self._count(1)
+        self._count_session(1)
         self._transports[session.transport] += 1
         try:
             await session.run(await session.prepare())
@@ -176,7 +172,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
             raise StageError("", f"internal error of the {self._environment.kind}: {type(error).__name__}") from None
         finally:
             self._transports[session.transport] -= 1
-            self._count(-1)
+            self._count_session(-1)
             if self._running.get(session_id) is session:
                 del self._running[session_id]
 
@@ -197,14 +193,15 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         if self._draining or not self._ready:
             raise StageError("DRAINING", "this replica takes no sessions now; ask another")
         limit = self._environment.description.max_sessions
-        if self._sessions >= (with_resumed(limit) if session.opening.resumption.again else limit):
+        allowed_sessions = with_resumed(limit) if session.opening.resumption.is_resumed else limit
+        if self._sessions >= allowed_sessions:
             raise StageError("OVERLOADED", f"all {limit} sessions are taken")
 
-    def _count(self, change: int) -> None:
+    def _count_session(self, change: int) -> None:
         self._sessions += change
         self._notify()
 
-    def _stream(self, change: int) -> None:
+    def _count_stream(self, change: int) -> None:
         """Count one open stream more or less. change: 1 or -1. A stream ends after its session, because the closing handshake comes last. A
         drain waits for the streams, so that a slow reader gets the end of its answer."""
         self._streams += change

@@ -137,7 +137,7 @@ class Session:
         )
         self._outputs = Outputs(description.produces, opening, new_sender(), caller.outbox, self._next_hop, trace.sent)
         self._interrupted = False
-        self._rest_task: asyncio.Task[None] | None = None
+        self._drop_task: asyncio.Task[None] | None = None
         self.opening = opening
         self.meter = Meter(ports, environment.on_made)
 
@@ -170,7 +170,7 @@ class Session:
         cancelled session; awaits nothing, so that a second cancellation cannot cut it short."""
         self._superseded.cancel()
         # Forget the task: when cancelled it refers to its frames, and they to this object, which would be a cycle.
-        self._rest_task = None
+        self._drop_task = None
         self._receiver.close()
         self._outputs.close(clean=self._caller.ended_well)
 
@@ -201,7 +201,7 @@ class Session:
             offers=self._outputs.offers(),
             batches=True,
         )
-        if self.opening.resumption.again:
+        if self.opening.resumption.is_resumed:
             self._inputs.go_on_from(work.needs)
         if self._next_hop is not None:
             opened.revisions.extend(await self._next_hop.open())
@@ -238,7 +238,7 @@ class Session:
     async def _stop(self, jobs: Sequence[asyncio.Task[None]]) -> None:
         """Cancel the jobs and wait for their end. If the caller goes away meanwhile, this wait is cancelled too; the jobs end all the
         same."""
-        tasks = [*jobs, self._rest_task] if self._rest_task is not None else list(jobs)
+        tasks = [*jobs, self._drop_task] if self._drop_task is not None else list(jobs)
         for task in tasks:
             task.add_done_callback(look_at_error)
         try:
@@ -261,8 +261,8 @@ class Session:
             self.meter.made(output)
             await self._outputs.emit(output)
         await outbox.put(stage_pb2.RunResponse(report=self.report()))
-        await self._inputs.flush()
-        self._rest_task = asyncio.create_task(self._take_the_rest())
+        await self._inputs.give_memory_back()
+        self._drop_task = asyncio.create_task(self._drop_unread())
         await self._outputs.settle()
 
     async def _emit_all(self, work: Work, start: Start) -> None:
@@ -277,7 +277,7 @@ class Session:
                 self.meter.made(output)
                 await self._outputs.emit(output)
 
-    async def _take_the_rest(self) -> None:
+    async def _drop_unread(self) -> None:
         """Drop the input that the logic did not read, so that the caller can go on: its other ports may wait until this input is gone."""
         try:
             async for _ in self._inputs:

@@ -43,6 +43,7 @@ class AllowList:
         """resolve: finds the addresses of names; None: the system's resolver. clock: in seconds. Raises ValueError for a pattern."""
         checked = [check_entry(entry) for entry in entries]
         self._exact = frozenset(checked)
+        # A name with a port stands for all addresses of the name, like an entry dns:///NAME:PORT.
         names = [name_of(entry if name_of(entry) else f"dns:///{entry}") for entry in checked if not _NUMERIC.fullmatch(entry)]
         self._names = tuple(dict.fromkeys(name for name in names if name is not None))
         self._resolve = resolve or SystemResolver()
@@ -65,8 +66,8 @@ class AllowList:
 
     async def _addresses(self, name: Name) -> Collection[str]:
         """The addresses of the name now; if the lookup fails, its last addresses, because DNS is down more often than a name moves."""
-        asked_at, addresses = self._known.get(name, (-KEPT_S, ()))
-        if self._clock() < asked_at + KEPT_S:
+        looked_up_at, addresses = self._known.get(name, (-KEPT_S, ()))  # -KEPT_S: long ago for every clock.
+        if self._clock() < looked_up_at + KEPT_S:
             return addresses
         try:
             addresses = frozenset(await self._resolve(name))

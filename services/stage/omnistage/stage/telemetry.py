@@ -61,12 +61,13 @@ class Meter:
 
     def report(self, kind: stage_pb2.StageKind, replica: str, input_items: Mapping[str, int], failovers: int) -> stage_pb2.Report:
         """The report of the session as of now. replica: address of this replica. failovers: how often the next hop was replaced."""
-        first = self._first_output_at or self._last_output_at
+        # Without an output, `_last_output_at` is the time of Opened, and both durations are 0.
+        first_output_at = self._first_output_at or self._last_output_at
         report = stage_pb2.Report(
             kind=kind,
             replica=replica,
             queued=duration(self.timing.queued_s),
-            first_output=duration(first - self._opened_at),
+            first_output=duration(first_output_at - self._opened_at),
             total=duration(self._last_output_at - self._opened_at),
             input_items=input_items,
             output_items=self._items,
@@ -117,11 +118,11 @@ class SessionTrace:
         self._sent_tensors[transport] += 1
         self._sent_bytes[transport] += size
 
-    def sent(self, begun_s: float) -> None:
-        """Note that the link to the next hop has accepted a piece, which was offered at `begun_s`."""
+    def sent(self, offered_s: float) -> None:
+        """Note that the link to the next hop has accepted a piece, which was offered at `offered_s`."""
         now_s = time.monotonic()
-        self._transfer = (self._transfer[0] or begun_s, now_s)
-        self._waited_s += now_s - begun_s
+        self._transfer = (self._transfer[0] or offered_s, now_s)
+        self._waited_s += now_s - offered_s
         self._pieces += 1
 
     def lost(self, failover: stage_pb2.Failover) -> None:
@@ -143,21 +144,21 @@ class SessionTrace:
     def _phases(self, meter: Meter, reason: str) -> None:
         """Add the phases one after the other, as far as the session came. The phase in which it ended gets the reason."""
         now_s = time.monotonic()
-        opened, first, last = meter.times
-        if not opened:
+        opened_s, first_output_s, last_output_s = meter.times
+        if not opened_s:
             self.span.phase("open", self._begun_s, now_s, reason=reason)
             return
-        self.span.phase("open", self._begun_s, opened)
-        admitted = opened + meter.timing.queued_s
-        if admitted > opened:
-            self.span.phase("queue", opened, admitted)
-        prefill = max(admitted, self._first_input_s)
-        if not first:
-            self.span.phase("prefill", prefill, now_s, reason=reason)
+        self.span.phase("open", self._begun_s, opened_s)
+        admitted_s = opened_s + meter.timing.queued_s
+        if admitted_s > opened_s:
+            self.span.phase("queue", opened_s, admitted_s)
+        prefill_s = max(admitted_s, self._first_input_s)
+        if not first_output_s:
+            self.span.phase("prefill", prefill_s, now_s, reason=reason)
             return
-        self.span.phase("prefill", min(prefill, first), first)
-        self.span.event("first_output", at_s=first)
-        self.span.phase("generate", first, last if reason == "OK" else now_s, reason=reason)
+        self.span.phase("prefill", min(prefill_s, first_output_s), first_output_s)  # The first input may come after the first output.
+        self.span.event("first_output", at_s=first_output_s)
+        self.span.phase("generate", first_output_s, last_output_s if reason == "OK" else now_s, reason=reason)
         begin_s, end_s = self._transfer
         if begin_s:
             self.span.phase("transfer", begin_s, end_s, self._transferred())
@@ -178,7 +179,7 @@ def _attributes(session: Traced) -> dict[str, Value]:
         "model": request.model,
         "replica": report.replica,
         "attempt": ".".join(map(str, request.attempts)),
-        "resumed": session.opening.resumption.again,
+        "resumed": session.opening.resumption.is_resumed,
         "failovers": report.failovers,
         "cached_tokens": report.cached_tokens,
         "audio_underruns": report.audio_underruns,
@@ -244,8 +245,8 @@ class StageMetrics:
             self._tensor_bytes = self._by_transport("omnistage_connector_sent_bytes_total", "Bytes of tensors given to the next stage.")
         for port in description.produces:
             if port.payload in counters:
-                each = 1000 / port.rate_millihertz if port.payload == sound else 1.0
-                self._counts[port.name] = counters[port.payload], each
+                amount = 1000 / port.rate_millihertz if port.payload == sound else 1.0  # Seconds for each sample of sound.
+                self._counts[port.name] = counters[port.payload], amount
 
     def _counter(self, name: str, meaning: str) -> Counter:
         return Counter(name, meaning, tuple(self._labels), registry=self.registry).labels(**self._labels)
@@ -266,8 +267,8 @@ class StageMetrics:
     def made(self, port: str, items: int) -> None:
         """Count items that the model made, in the unit of the metric of their port: tokens, seconds or pictures."""
         if port in self._counts:
-            counter, each = self._counts[port]
-            counter.inc(items * each)
+            counter, amount = self._counts[port]
+            counter.inc(items * amount)
 
     def ended(self, reason: str) -> None:
         """Count a session. reason: OK, CANCELLED, INTERNAL or a name in ErrorReason."""

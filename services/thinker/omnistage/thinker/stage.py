@@ -116,7 +116,8 @@ def continue_request(request: TextRequest, start: Start, port: str) -> TextReque
     ended without a reason, or has a reason without having ended."""
     text = start.history.get(port, chunk_pb2.Chunk()).text
     finished = FINISHED.get(text.finish_reason)
-    if (finished is not None) != (port in start.ended and port in start.history):
+    has_ended = port in start.ended and port in start.history  # A port that nobody wants is in `ended` too, but has no history.
+    if (finished is not None) != has_ended:
         raise bad_request(HISTORY, f"port {port!r} has a finish reason if it has ended, and only then")
     return replace(request, history=tuple(text.token_ids), finished=finished)
 
@@ -151,7 +152,7 @@ def _part(part: stage_pb2.Part) -> Part:
 
 def _says_something(turn: Turn) -> bool:
     """Whether a message has a medium, or text that is not blank."""
-    return any(part.strip() if isinstance(part, str) else True for part in turn.parts)
+    return any(not isinstance(part, str) or part.strip() for part in turn.parts)
 
 
 def _constraint(params: stage_pb2.ThinkerParams) -> TextConstraint | None:
@@ -187,9 +188,9 @@ def _text(piece: TextPiece) -> chunk_pb2.TextChunk:
         thought=piece.thought,
         top_logprobs=[
             chunk_pb2.TopLogprobs(
-                token_ids=[other.token_id for other in top],
-                logprobs=[other.logprob for other in top],
-                pieces=[other.piece for other in top],
+                token_ids=[candidate.token_id for candidate in top],
+                logprobs=[candidate.logprob for candidate in top],
+                pieces=[candidate.piece for candidate in top],
             )
             for top in piece.top_logprobs
         ],
