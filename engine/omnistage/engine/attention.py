@@ -202,8 +202,10 @@ class _Tile:
         device, heads, count, width = spec.device, spec.kv_heads, members[0].count, len(members[0].pages)
         # A run with fewer pages repeats its own first page: the numbers of a held page are finite, and the mask hides them.
         table = to_device(torch.tensor([(*run.pages, *run.pages[:1] * (width - len(run.pages))) for run in members]), device)
-        places = (table * 2 * heads)[:, None] + torch.arange(2 * heads, device=device)[:, None]
+        # Rows of `KVCache.heads`: [runs, 2 * kv_heads, width].
+        head_rows = (table * 2 * heads)[:, None] + torch.arange(2 * heads, device=device)[:, None]
         slots = to_device(torch.tensor([run.start for run in members]), device)[:, None] + torch.arange(count, device=device)
+        # The last member sees the fewest pages. Every row sees all slots before the last of these pages.
         seen_by_all = (len(members[-1].pages) - 1) * PAGE_ROWS
         hidden = torch.arange(seen_by_all, width * PAGE_ROWS, device=device) > slots[:, :, None]
         mask = torch.zeros(hidden.shape, dtype=spec.dtype, device=device).masked_fill_(hidden, float("-inf"))
@@ -214,8 +216,8 @@ class _Tile:
             rows=slice(rows[0], rows[0] + len(rows)) if in_order else to_device(torch.tensor(rows), device),
             runs=len(members),
             count=count,
-            keys=places[:, :heads].flatten(),
-            values=places[:, heads:].flatten(),
+            keys=head_rows[:, :heads].flatten(),
+            values=head_rows[:, heads:].flatten(),
             mask=mask[:, None, :, None],
         )
 
@@ -225,13 +227,13 @@ def _tiles(plan: StepPlan, spec: DecoderSpec, sweep: int) -> Iterator[_Tile]:
 
     A call of the library costs as much as the work for some pages, so such runs share a tile where this changes no bit. The padding of
     shorter runs at most doubles the work."""
-    page_bytes = PAGE_ROWS * spec.kv_heads * spec.head_size * spec.dtype.itemsize
+    page_key_bytes = PAGE_ROWS * spec.kv_heads * spec.head_size * spec.dtype.itemsize
     members: list[PlannedRun] = []
     for run in sorted(plan.runs, key=lambda run: (run.count, -len(run.pages))):
         if members:
             width, pages = len(members[0].pages), len(run.pages)
-            is_alike = pages == width or (width <= sweep and 2 * pages >= width)
-            if run.count != members[0].count or not is_alike or (len(members) + 1) * width * page_bytes > TILE_BYTES:
+            may_share = run.count == members[0].count and (pages == width or (width <= sweep and 2 * pages >= width))
+            if not may_share or (len(members) + 1) * width * page_key_bytes > TILE_BYTES:
                 yield _Tile.of(members, spec)
                 members = []
         members.append(run)
@@ -313,6 +315,7 @@ class _Sdpa(_Bound):
 
     def _mask(self, tile: _Tile) -> torch.Tensor:
         """The mask of a tile over all slots, repeated for the query heads that share keys: [runs, 1, count * group, length]."""
+        # `tile.keys` has an entry for each run, head and page. `tile.mask` lacks the slots that every row sees.
         seen_by_all = len(tile.keys) // (tile.runs * self._spec.kv_heads) * PAGE_ROWS - tile.mask.shape[-1]
         mask = functional.pad(tile.mask, (seen_by_all, 0))
         return mask.expand(-1, -1, -1, self._group, -1).reshape(tile.runs, 1, tile.count * self._group, -1)
@@ -393,8 +396,8 @@ def numbers_agree(backend: AttentionBackend, spec: DecoderSpec) -> bool:
     with sdpa_kernel(SDPBackend.MATH):  # Its other kernels may round float32 to fewer bits.
         expected = tuple(exact.rows())
     return all(
-        bool(((mine.float() - other).norm(dim=-1) <= _NEAR[spec.dtype] * other.norm(dim=-1)).all())
-        for mine, other in zip(bench.rows(), expected, strict=True)
+        bool(((result.float() - reference).norm(dim=-1) <= _NEAR[spec.dtype] * reference.norm(dim=-1)).all())
+        for result, reference in zip(bench.rows(), expected, strict=True)
     )
 
 
@@ -424,6 +427,7 @@ class _Bench:
     def __init__(self, backend: AttentionBackend, spec: DecoderSpec, dtype: torch.dtype | None = None) -> None:
         """dtype: the type to compute in; None: `spec.dtype`. All numbers are first rounded to `spec.dtype`."""
         self._backend = backend
+        # One layer is enough, and no item is looked at.
         self._spec = DecoderSpec(
             1, spec.query_heads, spec.kv_heads, spec.head_size, 1, spec.context, dtype or spec.dtype, device=spec.device
         )

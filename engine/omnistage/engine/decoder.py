@@ -211,7 +211,7 @@ class PackedDecoder:
             given_width=config.given_width,
             tap_width=self._parts.tap.width if self._parts.tap else 0,
             device=embedding.device,
-            drawn_ids=len(head) * group.size,
+            drawn_ids=len(head) * group.size,  # `head` is this rank's part of the ids.
         )
 
     @property
@@ -221,7 +221,7 @@ class PackedDecoder:
     def hidden(self, rows: StepRows, attention: Attention) -> Hidden:
         """See `Decoder`. All ranks compute it together; each gets the whole result."""
         config, parts = self._config, self._parts
-        heads, tap = config.query_heads, parts.tap if rows.taps else None
+        tap = parts.tap if rows.taps else None
         turn = parts.rope(rows.positions)
         embedded = functional.embedding(rows.items[:, 0], self._embedding)
         x = parts.enter(rows, embedded)
@@ -231,7 +231,7 @@ class PackedDecoder:
             if layer.head_norm is not None:
                 layer.head_norm(qkv)
             turn(qkv)
-            attended = attention(index, qkv[:, :heads], qkv[:, heads:])
+            attended = attention(index, qkv[:, : config.query_heads], qkv[:, config.query_heads :])
             x = x + self._group.all_reduce(layer.output(attended))
             x = x + layer.feed_forward(rows, layer.ffn_norm(x))
             if tap is not None and tap.layer == index:
@@ -239,6 +239,7 @@ class PackedDecoder:
             if parts.after is not None:
                 x = parts.after(rows, x, index)
         last = parts.norm(x)
+        # A tap of no layer is made from the last hidden rows.
         return Hidden(last, None if tap is None else tap.make(rows, embedded, last if tapped is None else tapped))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

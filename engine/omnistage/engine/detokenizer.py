@@ -35,9 +35,8 @@ class _StopString:
         text, matched = self.text, self.matched
         while matched and text[matched] != character:
             matched = self._shorter[matched - 1]
-        matched += text[matched] == character
-        self.matched = matched
-        return matched == len(text)
+        self.matched = matched + (text[matched] == character)
+        return self.matched == len(text)
 
 
 class Detokenizer:
@@ -97,13 +96,13 @@ class Detokenizer:
         # Character by character, because a stop string is found where it ends, not where it begins.
         for character in fresh:
             self._held += character
-            met = [len(stop.text) for stop in self._stop if stop.meets(character)]
-            if met:
-                final = self._held[: -max(met)]
+            stop_lengths = [len(stop.text) for stop in self._stop if stop.meets(character)]
+            if stop_lengths:
+                final = self._held[: -max(stop_lengths)]
                 self._held, self._stopped = "", True
                 return final
-        keep = max(stop.matched for stop in self._stop)
-        final, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        final_length = len(self._held) - max(stop.matched for stop in self._stop)
+        final, self._held = self._held[:final_length], self._held[final_length:]
         return final
 
 
@@ -119,8 +118,8 @@ def byte_alphabet() -> dict[str, int]:
 class BytePieces:
     """Called with a token id, returns the bytes of this token of a byte-level vocabulary; they are kept for the next call.
 
-    token: returns the vocabulary's entry of an id, None for an unknown id. known: id -> bytes, for ids whose bytes do not follow from the
-    entry. A call raises ValueError for an unknown id."""
+    token: returns the vocabulary's entry of an id, None for an unknown id. special_bytes: id -> bytes, for ids whose bytes do not follow
+    from the entry. A call raises ValueError for an unknown id."""
 
     def __init__(self, token: Callable[[int], str | None], special_bytes: Mapping[int, bytes]) -> None:
         self._token, self._alphabet = token, byte_alphabet()

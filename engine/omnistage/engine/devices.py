@@ -12,8 +12,8 @@ from torch._C._distributed_c10d import FileStore
 
 
 def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy a tensor from the CPU to a device. The device copies it after its earlier work. The caller does not wait for that, unlike with a
-    plain copy, so it must not change `values` afterwards."""
+    """Copy a tensor from the CPU to a device. The device makes the copy after its earlier work, and the caller does not wait for it. So the
+    caller must not change `values` afterwards."""
     if device.type == "cpu":
         return values
     # Pinned memory, because the caller would wait for any other. The allocator keeps it until the copy is made.

@@ -66,15 +66,15 @@ class Runner:
         else:
             # Wait for an asynchronous device: otherwise a step would seem to take no time, and others would queue up.
             hidden.last[0, 0].item()
-        taps_here = None if hidden.taps is None else hidden.taps.cpu()
-        answers = iter(items)
+        cpu_taps = None if hidden.taps is None else hidden.taps.cpu()
+        next_items = iter(items)
         results = []
         for run, planned_run in zip(runs, plan.runs, strict=True):
             taps = None
-            if taps_here is not None and run.wants_taps:
+            if cpu_taps is not None and run.wants_taps:
                 # Taps of this run alone: a reader that keeps a part of the step's tensor would keep all of it.
-                taps = Taps(run.start, taps_here[planned_run.first : planned_run.first + run.count].clone())
-            results.append(Computed(run, taps, next(answers) if run.draws else None))
+                taps = Taps(run.start, cpu_taps[planned_run.first : planned_run.first + run.count].clone())
+            results.append(Computed(run, taps, next(next_items) if run.draws else None))
         return results
 
 
@@ -166,6 +166,7 @@ class Engine:
             raise ValueError(f"an id of the prompt is not below {sizes}, which is the size of the vocabulary")
         ids_seen = request.seen
         if ids_seen is None:
+            # If all ids of the prompt can be drawn, so can the ids of its text, and they need not be collected.
             ids_seen = request.prompt.text_ids if items.max() >= spec.drawn_ids else frozenset()
         if not _are_below(spec.drawn_ids, request.end_ids | request.banned | ids_seen):
             raise ValueError(f"an id that ends the answer, is banned or counts as seen is not below {spec.drawn_ids}: it is never drawn")
@@ -237,8 +238,8 @@ class Engine:
         self._publish()
 
     def _take_orders(self) -> bool:
-        """Carry out all orders. If there is nothing to run, wait for an order first; while requests wait for admission, no longer than
-        IDLE_S, because after it idle sequences make room. Returns False if the engine must close."""
+        """Carry out all orders. If there is nothing to run, wait for an order first. While requests wait for admission, the wait is at most
+        IDLE_S, because idle sequences make room after that time. Returns False if the engine must close."""
         orders = self._mailbox.collect(wait=self._idle, most_s=IDLE_S if self._scheduler.waiting else None)
         for stream in orders.asked:
             self._streams[stream.sequence] = stream
@@ -303,6 +304,7 @@ class Engine:
             return self._runner.run(runs)
         except _STEP_ERRORS as error:
             if len(runs) > 1:
+                # A sequence whose earlier run has just failed has no stream any more.
                 return [done for run in runs if run.sequence in self._streams for done in self._compute_runs([run])]
             self._fail(runs[0].sequence, error)
             return []
@@ -324,7 +326,7 @@ class Engine:
             else:
                 self._fail(sequence, None)
             return
-        if run.start < len(sequence.request.prompt) <= sequence.computed:
+        if run.start < len(sequence.request.prompt) <= sequence.computed:  # The prompt ends within this run.
             self._scheduler.remember(sequence)
         if done.drawn is None:
             if taps is not None:

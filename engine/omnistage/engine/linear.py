@@ -179,13 +179,13 @@ class Linears:
 
     def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """Make the product of a weight [out, in] and try it out. Raises RowsDiffer."""
-        count = self._made[weight.shape]
+        earlier_weights = self._made[weight.shape]
         self._made[weight.shape] += 1
         linear = Linear(weight, bias, self._product)
-        min_rows, max_rows = self._product.least, self._product.most
-        sizes = [rows for rows in range(min_rows, max_rows + 1) if rows <= 32 or rows % 4 == 0]
-        turns = _TURNS if count else 1 if weight.numel() <= _LARGE else 4
-        if rows := rows_that_differ(linear.run, weight, self._product, sizes[count % turns :: turns]):
+        sizes = [rows for rows in range(self._product.least, self._product.most + 1) if rows <= 32 or rows % 4 == 0]
+        first_turns = 1 if weight.numel() <= _LARGE else 4
+        turns = _TURNS if earlier_weights else first_turns
+        if rows := rows_that_differ(linear.run, weight, self._product, sizes[earlier_weights % turns :: turns]):
             raise RowsDiffer(f"{self._product.name}: {rows} rows times {list(weight.shape)} are not those of {self._product.most} rows")
         return linear
 
@@ -216,13 +216,13 @@ def rows_that_differ(
     weight: gives the width and dtype of the input. sizes: the numbers of rows to try; None: all for which the backend claims equal bits."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(_INPUTS, product.most, weight.shape[1], generator=generator).to(weight)
-    wholes: dict[int, torch.Tensor] = {}
+    references: dict[int, torch.Tensor] = {}  # by number of the input
     for rows in range(product.least, product.most + 1) if sizes is None else sizes:
-        which = rows // 4 % _INPUTS
-        if which not in wholes:
-            wholes[which] = run(inputs[which])
+        input_number = rows // 4 % _INPUTS  # The inputs take turns even where all numbers of rows are multiples of 4.
+        if input_number not in references:
+            references[input_number] = run(inputs[input_number])
         # In reverse order, so that a row has another place than in the whole product.
-        if not torch.equal(run(inputs[which, -rows:].flip(0)), wholes[which][-rows:].flip(0)):
+        if not torch.equal(run(inputs[input_number, -rows:].flip(0)), references[input_number][-rows:].flip(0)):
             return rows
     return 0
 
@@ -233,8 +233,8 @@ def in_blocks(run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, prod
     rows = x.shape[0]
     if product.least <= rows <= product.most:
         return run(x)
-    rest = rows % product.most
-    padded = functional.pad(x, (0, 0, 0, product.least - rest)) if 0 < rest < product.least else x
+    last_block = rows % product.most  # rows of the last block; 0: it is full
+    padded = functional.pad(x, (0, 0, 0, product.least - last_block)) if 0 < last_block < product.least else x
     if padded.shape[0] <= product.most:
         return run(padded)[:rows]
     return torch.cat([run(part.contiguous()) for part in torch.split(padded, product.most)])[:rows]

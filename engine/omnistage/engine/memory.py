@@ -80,6 +80,7 @@ class PagePool:
         for page in pages:
             if self._holders[page] == 0:
                 raise ValueError(f"page {page} is free and cannot be shared")
+            # A page that only the prefix cache held gets a sequence as its second holder.
             self._only_kept -= self._holders[page] == 1 and page in self._kept
             self._holders[page] += 1
 
@@ -89,6 +90,7 @@ class PagePool:
             if self._holders[page] == 0:
                 raise ValueError(f"page {page} was given back twice")
             self._holders[page] -= 1
+            # If one holder is left, and the page is kept, that holder is the prefix cache.
             self._only_kept += self._holders[page] == 1 and page in self._kept
             if self._holders[page] == 0:
                 self._free.append(page)
@@ -183,8 +185,10 @@ class PrefixCache:
         end, so that the next search does not pass them again."""
         if not self._pool.only_kept:
             return False
-        while self._pool.holders(self._kept[key := next(iter(self._kept))].page) > 1:
+        key, oldest = next(iter(self._kept.items()))
+        while self._pool.holders(oldest.page) > 1:
             self._kept.move_to_end(key)
+            key, oldest = next(iter(self._kept.items()))
         self._forget(key)
         return True
 
@@ -269,13 +273,12 @@ class Scratch:
     def take(self, use: str, shape: Sequence[int], model: torch.Tensor) -> torch.Tensor:
         """A tensor of this shape, with the dtype and device of `model` and undefined contents. It is valid until the next call with the
         same `use`."""
-        size = 1
-        for length in shape:
-            size *= length
+        size = torch.Size(shape).numel()
         piece = self._pieces.get(use)
         if piece is None or piece.dtype != model.dtype or piece.device != model.device or piece.numel() < size:
             self._pieces.pop(use, None)
-            # A quarter more than needed: a growing prompt then needs new memory a few times only, not at every page.
+            # The old piece is freed before the new one is made. This has a quarter more than needed: a growing prompt then needs new memory
+            # a few times only, not at every page.
             del piece
             piece = self._pieces[use] = torch.empty(size + size // 4, dtype=model.dtype, device=model.device)
         return piece[:size].view(*shape)

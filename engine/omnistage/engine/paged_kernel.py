@@ -38,14 +38,14 @@ def tiles(runs: Sequence[PlannedRun], group: int) -> tuple[torch.Tensor, int]:
     Each tile has _FIELDS numbers: the first row of its run in the step, the rows of the run, the slot of the run's first row, the index in
     this table at which the list of the run's pages begins, and the first query of the tile, counted in the run. After all tiles come the
     lists of pages."""
-    counts = [-(-run.count * group // TILE) for run in runs]
-    total = sum(counts)
-    table = total * _FIELDS
+    tile_counts = [-(-run.count * group // TILE) for run in runs]  # rounded up
+    total = sum(tile_counts)
+    lists_start = total * _FIELDS
     fields: list[int] = []
     pages: list[int] = []
-    for run, count in zip(runs, counts, strict=True):
+    for run, count in zip(runs, tile_counts, strict=True):
         for tile in range(count):
-            fields += (run.first, run.count, run.start, table + len(pages), tile * TILE)
+            fields += (run.first, run.count, run.start, lists_start + len(pages), tile * TILE)
         pages += run.pages
     return torch.tensor(fields + pages, dtype=torch.int32), total
 
@@ -92,8 +92,8 @@ def _attend(
     run decide what is computed. The tensors are as in `attend`. SIZE: of a head. WIDTH: SIZE rounded up to a power of two."""
     tile, head = table_start + tl.program_id(0) * FIELDS, tl.program_id(1)
     first, count, start = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
-    table, begin = table_start + tl.load(tile + 3), tl.load(tile + 4)
-    query_index = begin + tl.arange(0, TILE)
+    page_list, first_query = table_start + tl.load(tile + 3), tl.load(tile + 4)
+    query_index = first_query + tl.arange(0, TILE)
     row, column, place = query_index // GROUP, tl.arange(0, WIDTH), tl.arange(0, PAGE)
     heads = (first + row).to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP + query_index % GROUP
     at = heads[:, None] * SIZE + column[None, :]
@@ -104,14 +104,14 @@ def _attend(
     sums = tl.zeros([TILE, WIDTH], tl.float32)
     for number in range(start // PAGE + 1):
         # 64 bits: a layer may have more than 2**31 numbers.
-        page = tl.load(table + number).to(tl.int64) * (2 * KV_HEADS)
+        page = tl.load(page_list + number).to(tl.int64) * (2 * KV_HEADS)
         slot = number * PAGE + place
         # No slot after the run is read, so its contents, even NaN, have no part in any sum.
         is_held = (slot < start + count)[:, None] & (column < SIZE)[None, :]
         inside = place[:, None] * SIZE + column[None, :]
         keys = tl.load(pages + (page + head) * (PAGE * SIZE) + inside, mask=is_held, other=0.0)
         values = tl.load(pages + (page + KV_HEADS + head) * (PAGE * SIZE) + inside, mask=is_held, other=0.0)
-        # "ieee": otherwise float32 would be cut to 10 bits. Every query sees slot 0, so `most` is finite after the first page.
+        # "ieee": otherwise float32 would be cut to 10 bits. Every query sees slot 0, so `best` is finite after the first page.
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
         scores = tl.where(slot[None, :] <= (start + row)[:, None], scores, float("-inf"))
         best = tl.maximum(best_before, tl.max(scores, 1))

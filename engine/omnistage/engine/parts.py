@@ -137,8 +137,8 @@ def head_rms_norm(materials: Materials, layer: int) -> HeadNorm:
     shape, eps = (config.head_size,), config.norm_eps
 
     def norm(heads: torch.Tensor) -> None:
-        asking = heads[:, : len(weights)]
-        asking.copy_(functional.rms_norm(asking, shape, None, eps).mul_(weights))
+        queries_keys = heads[:, : len(weights)]  # The values after them stay.
+        queries_keys.copy_(functional.rms_norm(queries_keys, shape, None, eps).mul_(weights))
 
     return norm
 
@@ -170,6 +170,7 @@ def interleaved_axes(sections: Sequence[int]) -> tuple[int, ...]:
     left (Bai et al. 2025). sections: number of pairs of each axis."""
     axes = len(sections)
     turns = (pair % axes for pair in range(sum(sections)))
+    # An axis has one turn in `axes` pairs, so its last pair comes before number `sections[axis] * axes`.
     return tuple(axis if pair < sections[axis] * axes else 0 for pair, axis in enumerate(turns))
 
 
@@ -216,6 +217,7 @@ class Rotary:
         """For each component the value of its own axis. values: [axes, rows, 1, head_size]. Returns [rows, 1, head_size]."""
         if values.shape[0] == 1:
             return values[0]
+        # The two index tensors select [head_size, rows].
         return values[self._axis_of_component, :, 0, self._components].t()[:, None]
 
 
@@ -290,14 +292,14 @@ def activated_product(
     """Build this rank's part of second(activation(first(x))). prefix, names: the weights are prefix.name.weight. widths: of the input,
     between the products, and of the output. activation: maps 0 to 0, because the columns between are padded with zeros."""
     (first_name, second_name), (before, between, width_out) = names, widths
-    missing = -between % _COLUMNS
+    padding = -between % _COLUMNS  # up to the next multiple
     bias = materials.fused_bias(prefix, {first_name: between})
     first = materials.linear(
-        functional.pad(materials.need(f"{prefix}.{first_name}.weight", (between, before)), (0, 0, 0, missing)),
-        None if bias is None else functional.pad(bias, (0, missing)),
+        functional.pad(materials.need(f"{prefix}.{first_name}.weight", (between, before)), (0, 0, 0, padding)),
+        None if bias is None else functional.pad(bias, (0, padding)),
     )
     second = materials.linear(
-        functional.pad(materials.need(f"{prefix}.{second_name}.weight", (width_out, between)), (0, missing)),
+        functional.pad(materials.need(f"{prefix}.{second_name}.weight", (width_out, between)), (0, padding)),
         materials.fused_bias(prefix, {second_name: width_out}),
     )
     return lambda x: second(by_rows(activation, first(x)))
@@ -321,8 +323,8 @@ class ExpertSizes:
 
     @property
     def cut(self) -> dict[str, int]:
-        """The sizes that the number of ranks must divide, by their names for an error: see `config_of_part`. It need not divide the number
-        of experts: one rank may have one more."""
+        """The sizes that the number of ranks must divide, by their names for an error: see `config_of_part`. The number of experts is not
+        among them, because one rank may have one expert more than another."""
         return {"columns of the shared expert": self.shared} if self.shared else {}
 
     def of_rank(self, group: Group) -> range:
@@ -368,18 +370,19 @@ class Experts:
     def _sum(self, x: torch.Tensor, weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
         """For each row the sum of its chosen experts' results, times their weights, over the experts of this rank. x: [n, hidden_size].
         weights, numbers: weights and numbers of each row's experts, [n, chosen]."""
-        numbers, in_order = numbers.sort(-1)
+        numbers, order = numbers.sort(-1)
         places, counts = together(self._number[numbers], len(self._experts))
         in_use = [(expert, count) for expert, count in zip(self._experts, counts, strict=True) if count]
         if not in_use:
             return torch.zeros_like(x)
         count, sizes = sum(counts), [count for _, count in in_use]
+        # The place after all others is for the experts of other ranks: its row is not computed, and its result is zeros.
         gathered = x.new_zeros(count + 1, x.shape[1])
         gathered.index_copy_(0, places.flatten(), x.repeat_interleave(numbers.shape[1], 0))
         parts = torch.split(gathered[:count], sizes)
         between = apply_gate(torch.cat([expert.gate_up(part) for (expert, _), part in zip(in_use, parts, strict=True)]))
         results = [expert.down(part) for (expert, _), part in zip(in_use, torch.split(between, sizes), strict=True)]
-        weighed = torch.cat([*results, x.new_zeros(1, x.shape[1])])[places] * weights.gather(1, in_order)[:, :, None]
+        weighed = torch.cat([*results, x.new_zeros(1, x.shape[1])])[places] * weights.gather(1, order)[:, :, None]
         # In order: a sum of the library may add in another order if there are more rows.
         return reduce(torch.add, weighed.unbind(1))
 
@@ -399,10 +402,10 @@ def together(numbers: torch.Tensor, experts: int) -> tuple[torch.Tensor, list[in
     after all others."""
     flat = numbers.flatten()
     counts = flat.bincount(minlength=experts + 1).tolist()[:experts]
-    room = [pad_rows(count) if count else 0 for count in counts]
+    padded_counts = [pad_rows(count) if count else 0 for count in counts]
     # The n-th row in the order of experts goes to place n plus the padding of all experts before its own.
-    free = torch.tensor([0, *accumulate(map(sub, room, counts))], device=numbers.device)
+    padding_before = torch.tensor([0, *accumulate(map(sub, padded_counts, counts))], device=numbers.device)
     order = flat.argsort(stable=True)
     places = torch.empty_like(flat)
-    places[order] = torch.arange(len(flat), device=numbers.device) + free[flat[order]]
-    return places.clamp_(max=sum(room)).view_as(numbers), room
+    places[order] = torch.arange(len(flat), device=numbers.device) + padding_before[flat[order]]
+    return places.clamp_(max=sum(padded_counts)).view_as(numbers), padded_counts

@@ -75,7 +75,7 @@ def make_plan(runs: Many[Run], spec: DecoderSpec, least_rows: int) -> StepPlan:
     positions = np.zeros((spec.axes, padded), np.int64)
     slots = np.empty(count, np.int64)
     pages = np.empty(count, np.int64)
-    shapes: list[PlannedRun] = []
+    planned_runs: list[PlannedRun] = []
     draw_rows: list[int] = []
     given_vectors: list[tuple[int, torch.Tensor]] = []
     first = 0
@@ -87,7 +87,7 @@ def make_plan(runs: Many[Run], spec: DecoderSpec, least_rows: int) -> StepPlan:
         slots[rows] = np.arange(run.start, run.start + run.count)
         pages[rows] = run_pages[-1]
         given_vectors += [(first + at, vectors) for at, vectors in sequence.given_of(run.start, run.count)]
-        shapes.append(PlannedRun(first, run.count, run.start, run_pages))
+        planned_runs.append(PlannedRun(first, run.count, run.start, run_pages))
         first += run.count
         if run.draws:
             draw_rows.append(first - 1)
@@ -103,17 +103,17 @@ def make_plan(runs: Many[Run], spec: DecoderSpec, least_rows: int) -> StepPlan:
         ),
         pages=torch.from_numpy(pages),
         places=torch.from_numpy(slots % PAGE_ROWS),
-        runs=tuple(shapes),
+        runs=tuple(planned_runs),
         drawn=torch.tensor(draw_rows, dtype=torch.int64),
     )
 
 
 def _gather_given(parts: Many[tuple[int, torch.Tensor]], rows: int, spec: DecoderSpec) -> tuple[torch.Tensor, torch.Tensor]:
     """`given` and `has_given` of StepRows. parts: pairs of a row's number and the vectors [n, given_width] for n rows from this row on."""
-    # On the CPU if all parts are there: they move to the device with the plan. Otherwise on the device, where an encoder's vectors are
-    # already.
-    is_here = all(part.device.type == "cpu" for _, part in parts)
-    vectors = torch.zeros(rows, spec.given_width, dtype=spec.dtype, device=CPU if is_here else spec.device)
+    # If all parts are on the CPU, the vectors are made there and move to the device with the plan. Otherwise they are made on the device,
+    # where an encoder's vectors are already.
+    are_on_cpu = all(part.device.type == "cpu" for _, part in parts)
+    vectors = torch.zeros(rows, spec.given_width, dtype=spec.dtype, device=CPU if are_on_cpu else spec.device)
     has_given = torch.zeros(rows, 1, dtype=torch.bool)
     for first, part in parts:
         vectors[first : first + len(part)] = part
@@ -125,7 +125,7 @@ def last_rows(hidden: torch.Tensor, plan: StepPlan) -> torch.Tensor:
     """The hidden rows from which an item is drawn, and copies of the first of them if a product needs more rows. hidden: of all rows of the
     step."""
     last = hidden.index_select(0, plan.drawn)
-    padding = max(pad_rows(len(last)) - len(last), 0)
+    padding = pad_rows(len(last)) - len(last)
     return torch.cat([last, last[:1].expand(padding, -1)]) if padding else last
 
 

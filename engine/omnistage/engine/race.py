@@ -126,8 +126,8 @@ class Scores:
         """The scores of some of these rows. places: their numbers among these rows, from 0, ascending."""
         if len(places) == len(self._at):
             return self
-        some = to_device(torch.tensor(places), self._at.device)
-        return Scores(self._all, self._at[some], self.peaks[some])
+        selected = to_device(torch.tensor(places), self._at.device)
+        return Scores(self._all, self._at[selected], self.peaks[selected])
 
     def whole(self) -> torch.Tensor:
         """All scores of these rows, [rows, blocks, BLOCK]."""
@@ -152,12 +152,14 @@ class Scores:
             return values, ids
         blocks = self.peaks.topk(_WINDOW, -1, sorted=False).indices
         rows = torch.arange(len(blocks), device=blocks.device)[:, None]
-        # The same for pieces of these blocks: finding the largest among a quarter of the scores takes less than half the time.
+        # The n largest scores also lie in the n pieces of these blocks with the largest scores: finding the largest among a quarter of the
+        # scores takes less than half the time.
         scores = self.of(rows, blocks).view(len(rows), -1, _PIECE)
         pieces = scores.amax(-1).topk(_WINDOW, -1, sorted=False).indices
-        values, places = scores[rows, pieces].flatten(1).topk(_WINDOW, -1)
-        places = pieces.gather(1, places // _PIECE) * _PIECE + places % _PIECE
-        return values, blocks.gather(1, places // BLOCK) * BLOCK + places % BLOCK
+        values, piece_places = scores[rows, pieces].flatten(1).topk(_WINDOW, -1)
+        # Places among the scores of the pieces become places among the scores of the blocks, and these become token ids.
+        block_places = pieces.gather(1, piece_places // _PIECE) * _PIECE + piece_places % _PIECE
+        return values, blocks.gather(1, block_places // BLOCK) * BLOCK + block_places % BLOCK
 
     def descending(self, place: int) -> torch.Tensor:
         """All scores of one row, descending, [1, blocks * BLOCK]. place: number of the row among these rows."""
@@ -172,10 +174,10 @@ class Scores:
 
 class Filters:
     """The sampling settings of some rows, each a column [rows, 1] on a device: top_k int64, the others float64. any_top_k, any_top_p:
-    whether any row has this filter. of_all: indices of the rows with top-p but without top-k; their
-    top-p is a share of the whole vocabulary."""
+    whether any row has this filter. top_p_alone: indices of the rows with top-p but without top-k; their top-p is a share of the whole
+    vocabulary."""
 
-    __slots__ = ("any_top_k", "any_top_p", "min_p", "of_all", "temperature", "top_k", "top_p")
+    __slots__ = ("any_top_k", "any_top_p", "min_p", "temperature", "top_k", "top_p", "top_p_alone")
 
     def __init__(self, settings: Sequence[Sampling], device: torch.device) -> None:
         columns = [(sampling.temperature, sampling.top_p, sampling.min_p, sampling.top_k) for sampling in settings]
@@ -184,7 +186,7 @@ class Filters:
         self.top_k = top_k.to(torch.int64)
         self.any_top_k = any(sampling.top_k > 0 for sampling in settings)
         self.any_top_p = any(sampling.top_p < 1 for sampling in settings)
-        self.of_all = [place for place, sampling in enumerate(settings) if sampling.top_p < 1 and not sampling.top_k]
+        self.top_p_alone = [place for place, sampling in enumerate(settings) if sampling.top_p < 1 and not sampling.top_k]
 
 
 def floors_of_min_p(scores: Scores, filters: Filters) -> torch.Tensor:
@@ -207,37 +209,39 @@ def _floors(values: torch.Tensor, filters: Filters, totals: torch.Tensor | None 
     values: the largest scores of each row, descending, float32 [rows, n]. totals: float64 [rows, m], m estimates of the sum of exp((score -
     top) / temperature) over the vocabulary, of which top-p takes a share in rows without top-k; each estimate gives a floor. None: the sum
     over `values` is used, and m is 1."""
-    last, has_k = values.shape[1] - 1, filters.top_k > 0
-    of_rank = values.gather(1, (filters.top_k - 1).clamp_(0, last)).masked_fill_(~has_k, float("-inf"))
+    last_place, has_k = values.shape[1] - 1, filters.top_k > 0
+    rank_floors = values.gather(1, (filters.top_k - 1).clamp_(0, last_place)).masked_fill_(~has_k, float("-inf"))
     if not filters.any_top_p:
-        return of_rank.double(), of_rank.double()
+        return rank_floors.double(), rank_floors.double()
     weights = values.double()
     weights = weights.sub_(weights[:, :1].clone()).div_(filters.temperature).exp_()
     if filters.any_top_k:
-        weights.masked_fill_(values < of_rank, 0.0)
-    reached = weights.cumsum_(-1)
+        weights.masked_fill_(values < rank_floors, 0.0)
+    running_sums = weights.cumsum_(-1)
     # Top-p is a share of the tokens that pass top-k; in a row without top-k, it is a share of the whole vocabulary.
-    totals = reached[:, -1:] if totals is None else torch.where(has_k, reached[:, -1:], totals)
+    totals = running_sums[:, -1:] if totals is None else torch.where(has_k, running_sums[:, -1:], totals)
     # The first token with which the shares reach top-p is the last token that passes.
-    of_shares = values.gather(1, torch.searchsorted(reached, filters.top_p * totals).clamp_(max=last))
-    return torch.maximum(of_shares.masked_fill_(filters.top_p >= 1, float("-inf")), of_rank).double(), of_rank.double()
+    share_floors = values.gather(1, torch.searchsorted(running_sums, filters.top_p * totals).clamp_(max=last_place))
+    return torch.maximum(share_floors.masked_fill_(filters.top_p >= 1, float("-inf")), rank_floors).double(), rank_floors.double()
 
 
 def race(scores: Scores, filters: Filters, floors: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """Draw one token for each row among the tokens whose score is not below the row's floor, int64 [rows]. floors: float64 [rows, 1]. keys:
     of the noise, int64 [rows], see `keys`."""
-    numbers = torch.arange(scores.peaks.shape[1], device=keys.device)[None]
+    block_numbers = torch.arange(scores.peaks.shape[1], device=keys.device)[None]
     peaks = scores.peaks.double()
-    first, _ = first_times(keys, numbers)
-    bounds = ((peaks - scores.tops) / filters.temperature).sub_(first.log_()).masked_fill_(peaks < floors, float("-inf"))
+    earliest, _ = first_times(keys, block_numbers)
+    # No token of a block can have a larger score with noise than its peak would have with the block's earliest time.
+    bounds = ((peaks - scores.tops) / filters.temperature).sub_(earliest.log_()).masked_fill_(peaks < floors, float("-inf"))
     # The winner among the most promising blocks gives the score to beat; only a few others could beat it.
-    promising = bounds.topk(min(_PROMISING, numbers.shape[1]), -1).indices
+    promising = bounds.topk(min(_PROMISING, block_numbers.shape[1]), -1).indices
     rows = torch.arange(len(keys), device=keys.device)
     best = _race_blocks(scores, filters, floors, keys, rows.repeat_interleave(promising.shape[1]), promising.flatten())[0]
     to_beat = best.view(promising.shape).amax(-1, keepdim=True)
     # The host waits here for an asynchronous device: the number of blocks decides how much is computed next.
     at, blocks = (bounds >= to_beat - _SLACK).nonzero(as_tuple=True)
     values, tokens = _race_blocks(scores, filters, floors, keys, at, blocks)
+    # The highest winner of a row gives its token; of equal winners, the largest token id.
     highest = torch.full_like(to_beat[:, 0], float("-inf")).scatter_reduce_(0, at, values, "amax")
     return torch.zeros_like(rows).scatter_reduce_(0, at, tokens.masked_fill_(values < highest[at], 0), "amax")
 
@@ -248,8 +252,8 @@ def _race_blocks(
     """The winner of block `blocks[i]` of row `at[i]`, for each i: its score with noise, float64 [n], and its token id, int64 [n]. The
     earlier a token arrives in the race, the larger its score with noise."""
     values = scores.of(at, blocks).double()
-    inside = torch.arange(BLOCK, device=keys.device)
-    noisy = ((values - scores.tops[at]) / filters.temperature[at]).sub_(times(keys[at], blocks[:, None], inside)[:, 0].log_())
+    places = torch.arange(BLOCK, device=keys.device)
+    noisy = ((values - scores.tops[at]) / filters.temperature[at]).sub_(times(keys[at], blocks[:, None], places)[:, 0].log_())
     best = noisy.masked_fill_(values < floors[at], float("-inf")).max(-1)
     return best.values, blocks * BLOCK + best.indices
 
@@ -258,9 +262,10 @@ def race_in_window(scores: Scores, filters: Filters, keys: torch.Tensor) -> tupl
     """As `race`, but with floors from a window of the largest scores. Returns (the tokens, int64 [rows]; whether the window was enough for
     the row, bool [rows]). If it was not, the row's token is void."""
     values, ids = scores.window()
+    # Two estimates of each total, one too small and one too large. So `floors` has two columns, or one if no row has top-p.
     errors = torch.tensor([1 - _TOTALS_ERROR, 1 + _TOTALS_ERROR], dtype=torch.float64)
     totals = _totals(scores, filters) * to_device(errors, keys.device)
-    floors, of_rank = _floors(values, filters, totals)
+    floors, rank_floors = _floors(values, filters, totals)
     floors = torch.maximum(floors, floors_of_min_p(scores, filters))
     places, blocks = (ids % BLOCK)[:, :, None], ids // BLOCK
     noisy = ((values.double() - scores.tops) / filters.temperature).sub_(times(keys, blocks, places)[:, :, 0].log_())
@@ -268,19 +273,20 @@ def race_in_window(scores: Scores, filters: Filters, keys: torch.Tensor) -> tupl
     tokens = ids.gather(1, noisy.argmax(-1, keepdim=True))[:, 0]
     # Equal scores pass or fail together, so all that equal a floor must lie in the window; and both estimates of the total must give one
     # floor.
-    end = values[:, -1:]
-    final = (floors > end).all(-1, keepdim=True) & (floors[:, :1] == floors[:, -1:]) & ((filters.top_k == 0) | (of_rank > end))
+    lowest = values[:, -1:]
+    rank_is_inside = (filters.top_k == 0) | (rank_floors > lowest)
+    final = (floors > lowest).all(-1, keepdim=True) & (floors[:, :1] == floors[:, -1:]) & rank_is_inside
     return tokens, final[:, 0]
 
 
 def _totals(scores: Scores, filters: Filters) -> torch.Tensor:
-    """The sum of exp((score - top) / temperature) over the vocabulary for each row of `filters.of_all`, float64 [rows, 1]; 0 for the other
-    rows."""
+    """The sum of exp((score - top) / temperature) over the vocabulary for each row of `filters.top_p_alone`, float64 [rows, 1]; 0 for the
+    other rows."""
     totals = torch.zeros_like(scores.tops)
-    if filters.of_all:
-        some, at = scores.some(filters.of_all), to_device(torch.tensor(filters.of_all), totals.device)
+    if filters.top_p_alone:
+        selected, at = scores.some(filters.top_p_alone), to_device(torch.tensor(filters.top_p_alone), totals.device)
         # A temperature near zero would have an infinite reciprocal here, and zero times infinity is not a number.
-        colder = filters.temperature[at].reciprocal().clamp_(max=torch.finfo(torch.float32).max).float()
-        weights = (some.whole() - some.tops.float()[:, :, None]).mul_(colder[:, :, None]).exp_()
+        reciprocals = filters.temperature[at].reciprocal().clamp_(max=torch.finfo(torch.float32).max).float()
+        weights = (selected.whole() - selected.tops.float()[:, :, None]).mul_(reciprocals[:, :, None]).exp_()
         totals[at] = weights.sum(-1).double().sum(-1, keepdim=True)
     return totals

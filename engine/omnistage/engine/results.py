@@ -52,6 +52,7 @@ def _plan(spec: DecoderSpec, start: int, count: int) -> StepPlan:
     """The plan of a step with `count` rows of the fixed sequence from slot `start` on, all in one page."""
     padded = max(count, pad_rows(1))
     slots = torch.arange(start, start + padded)
+    # Two primes, so that neighbouring rows and codebooks have unlike ids.
     items = slots[:, None] * 7919 + torch.arange(spec.codebooks) * 104729
     pages = pages_for(start + count)
     rows = StepRows(items % torch.tensor(spec.ids), slots.expand(spec.axes, padded), padding=padded - count)

@@ -57,7 +57,7 @@ class TokenTally:
 class Draws:
     """The state of one sequence that the sampler needs; `note` adds each token of the answer. logprobs: whether the logprob of each drawn
     token is wanted. top_logprobs: how many of the likeliest tokens are wanted, with their logprobs. tokenless: ids that are never among the
-    likeliest. seen: ids that the repetition penalty counts as seen before the answer begins. walk: the state of the answer's constraint;
+    likeliest. ids: ids that the repetition penalty counts as seen before the answer begins. walk: the state of the answer's constraint;
     None: there is no constraint. step: number of tokens of the answer so far."""
 
     __slots__ = ("bias_amounts", "bias_ids", "logprobs", "sampling", "seed", "step", "tally", "tokenless", "top_logprobs", "walk")
@@ -111,6 +111,7 @@ class Sampler:
 
     def __call__(self, logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collection[int]]) -> list[DrawnToken | None]:
         """See `sample`."""
+        # Each row has whole blocks: its vocabulary is rounded up.
         size = len(rows) * -(-logits.shape[1] // BLOCK) * BLOCK
         if self._scratch.numel() < size or self._scratch.device != logits.device:
             self._scratch = torch.empty(size, device=logits.device)
@@ -153,17 +154,17 @@ def _choose(scores: Scores, rows: Sequence[Draws]) -> tuple[torch.Tensor, torch.
     settings = [row.sampling for row in rows]
     greedy = [place for place, sampling in enumerate(settings) if sampling.temperature == 0]
     ranked = [place for place, s in enumerate(settings) if s.temperature > 0 and (s.top_k > 0 or s.top_p < 1)]
-    others = [place for place, s in enumerate(settings) if s.temperature > 0 and not (s.top_k > 0 or s.top_p < 1)]
+    unranked = [place for place, s in enumerate(settings) if s.temperature > 0 and not (s.top_k > 0 or s.top_p < 1)]
     if greedy:
         tokens[to_device(torch.tensor(greedy), device)] = scores.some(greedy).largest()
-    for places in (ranked, others):
+    for places in (ranked, unranked):
         if places:
-            some, filters = scores.some(places), Filters([settings[place] for place in places], device)
+            selected, filters = scores.some(places), Filters([settings[place] for place in places], device)
             keys, at = _keys([rows[place] for place in places], device), to_device(torch.tensor(places), device)
             if places is ranked:
-                tokens[at], final[at] = race_in_window(some, filters, keys)
+                tokens[at], final[at] = race_in_window(selected, filters, keys)
             else:
-                tokens[at] = race(some, filters, floors_of_min_p(some, filters), keys)
+                tokens[at] = race(selected, filters, floors_of_min_p(selected, filters), keys)
     return tokens, final
 
 
@@ -176,8 +177,7 @@ def _keys(rows: Sequence[Draws], device: torch.device) -> torch.Tensor:
 def _edit_scores(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collection[int]], scores: torch.Tensor) -> Scores:
     """The scores: the logits after penalties, bias, bans and constraints, in this order. scores: memory for the scores, float32 [rows,
     vocab rounded up to whole blocks]."""
-    device, width = scores.device, scores.shape[1]
-    vocab = logits.shape[1]
+    device, width, vocab = scores.device, scores.shape[1], logits.shape[1]
     scores[:, :vocab] = logits
     scores[:, vocab:] = float("-inf")
     flat = scores.view(-1)
@@ -189,6 +189,7 @@ def _edit_scores(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[C
         score_places = to_device(torch.cat([tally.ids for tally, _, _ in tallied]).add_(starts.repeat_interleave(lengths)), device)
         penalties = torch.tensor([(s.repetition_penalty, s.frequency_penalty, s.presence_penalty) for _, s, _ in tallied])
         repetition, frequency, presence = to_device(penalties.repeat_interleave(lengths, 0), device).unbind(1)
+        # The repetition penalty comes first, then frequency and presence.
         values = flat[score_places]
         values = torch.where(values < 0, values * repetition, values / repetition)
         flat[score_places] = values - (counts * frequency + presence * (counts > 0))
@@ -196,16 +197,17 @@ def _edit_scores(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[C
     if biased:
         score_places = to_device(torch.cat([row.bias_ids + place * width for row, place in biased]), device)
         flat[score_places] += to_device(torch.cat([row.bias_amounts for row, _ in biased]), device)
-    places = [_tensor_of(frozenset(ids)) + place * width for place, ids in enumerate(banned) if ids]
-    if places:
+    banned_places = [_tensor_of(frozenset(ids)) + place * width for place, ids in enumerate(banned) if ids]
+    if banned_places:
         # -inf is added, not stored, so that a NaN stays a NaN and its row is refused.
-        flat[to_device(torch.cat(places), device)] += float("-inf")
+        flat[to_device(torch.cat(banned_places), device)] += float("-inf")
     blocks = scores.view(len(rows), -1, BLOCK)
     walks = [(row.walk, place) for place, row in enumerate(rows) if row.walk is not None]
     if walks:
         bits = to_device(torch.stack([walk.allowed() for walk, _ in walks]), device)
-        for addends, (_, place) in zip(torch.nn.functional.embedding(bits.view(torch.uint8).int(), _addends(device)), walks, strict=True):
-            blocks[place] += addends.view(-1, BLOCK)
+        addends = torch.nn.functional.embedding(bits.view(torch.uint8).int(), _addends(device))  # [walks, bytes of a walk, 8]
+        for row_addends, (_, place) in zip(addends, walks, strict=True):
+            blocks[place] += row_addends.view(-1, BLOCK)
     return Scores(blocks)
 
 
@@ -245,5 +247,6 @@ def _find_likeliest(logits: torch.Tensor, total: torch.Tensor, row: Draws) -> tu
         return ()
     if row.tokenless:
         logits[to_device(_tensor_of(row.tokenless), logits.device)] = float("-inf")
+    # No more than there are tokens, so that no id without a token is among them.
     values, ids = logits.topk(min(row.top_logprobs, len(logits) - len(row.tokenless)))
     return tuple(zip(ids.tolist(), (values - total).tolist(), strict=True))

@@ -87,21 +87,22 @@ class Pace:
         max_rows = max(self._most_rows - decoding, 1)
         if self._step_s is None:
             return max_rows
-        if decoding and self._heavy >= PROBED:
+        if decoding and self._heavy >= PROBED:  # A step with a single such row measures the decoding rows.
             self._heavy = 0
             return 1
         light_s = self._light_step_s(decoding)
         step_s = max(min(BESIDE_S, self._step_s), SLOWER * light_s) if decoding else self._step_s
-        in_time = int((step_s - light_s) / self._row_s) if self._row_s else 0
+        timely_rows = int((step_s - light_s) / self._row_s) if self._row_s else 0
         min_rows = LEAST_ROWS if decoding else BLOCK_ROWS
-        return min(max(_fill_blocks(in_time, decoding), min_rows), max_rows)
+        return min(max(_fill_blocks(timely_rows, decoding), min_rows), max_rows)
 
     def ran(self, decoding: int, long: int, seconds: float) -> None:
         """Learn from a step. decoding, long: its numbers of decoding rows and of rows of long runs. seconds: its duration."""
         if long <= 1:
             alone_s = max(seconds - long * self._row_s, seconds / 2)
             before = self._light_s.get(decoding, alone_s)
-            # A step that took longer than before may have been delayed by other work, so it counts less; a shorter step was not delayed.
+            # A step that took longer than before may have been delayed by other work, so it counts less, and as twice the time before at
+            # most. A shorter step was not delayed.
             self._light_s[decoding] = alone_s if alone_s < before else before + _LIGHT_WEIGHT * (min(alone_s, 2 * before) - before)
             self._heavy = 0
             return
@@ -118,8 +119,8 @@ class Pace:
 
 
 def _fill_blocks(long: int, decoding: int) -> int:
-    """`long`, a number of rows of long runs, minus the rows that would begin another block of a product, if these are few. decoding: number
-    of other rows, which fill the blocks too."""
+    """`long`, a number of rows of long runs, minus the rows that would begin another block of a product, if these are few: less than half
+    of a block and of `long`. decoding: number of other rows, which fill the blocks too."""
     extra_rows = (decoding + long) % BLOCK_ROWS
     return long - extra_rows if 2 * extra_rows < min(BLOCK_ROWS, long) else long
 
@@ -301,8 +302,8 @@ class Scheduler:
         # The last known row is always computed, because the next item is drawn from it.
         keys = sequence.page_keys(sequence.known - 1)
         pages, taps = self._prefixes.find(keys, sequence.taps_out, first)
-        at = first + len(pages) - len(taps)
-        return pages, [Taps((at + index) * PAGE_ROWS, rows) for index, rows in enumerate(taps)]
+        first_tapped = first + len(pages) - len(taps)  # The taps are those of the last pages.
+        return pages, [Taps((first_tapped + index) * PAGE_ROWS, rows) for index, rows in enumerate(taps)]
 
     def _find_more(self, sequence: Sequence) -> None:
         """If the pages of a running sequence are full, add kept pages with the content of its next rows, whose vectors came after its
@@ -421,8 +422,8 @@ class Scheduler:
         preempted."""
         if sequence not in self._running:
             return None
-        before = runs.get(sequence)
-        start = before[-1].start + before[-1].count if before else sequence.computed
+        earlier_runs = runs.get(sequence)
+        start = earlier_runs[-1].start + earlier_runs[-1].count if earlier_runs else sequence.computed
         while start // PAGE_ROWS >= len(sequence.pages):
             if self._pool.free or self._prefixes.make_room():
                 sequence.pages.append(self._pool.take())

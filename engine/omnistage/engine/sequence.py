@@ -41,9 +41,9 @@ class Sequence:
         "_given",
         "_given_rows",
         "_keys",
-        "_nameless",
         "_silent",
         "_taps",
+        "_undigested_from",
         "asked_s",
         "begun",
         "cached",
@@ -101,7 +101,7 @@ class Sequence:
         self._given = list(request.prompt.given)
         self._given_rows = request.prompt.ready_rows
         """Number of rows of the prompt that have everything they need."""
-        self._nameless = next((entry.first for entry in self._given if not entry.digest), None)
+        self._undigested_from = next((entry.first for entry in self._given if not entry.digest), None)
         """The first row of the prompt whose vector has no digest."""
         self._appended: list[torch.Tensor] = []
         self._appended_all = False  # whether no more vectors come for the answer
@@ -174,8 +174,8 @@ class Sequence:
 
     def give(self, entry: Given) -> None:
         """Add vectors of the next rows of the prompt."""
-        if self._nameless is None and not entry.digest:
-            self._nameless = entry.first
+        if self._undigested_from is None and not entry.digest:
+            self._undigested_from = entry.first
         self._given.append(entry)
         self._given_rows += len(entry.rows)
 
@@ -190,9 +190,8 @@ class Sequence:
         prompt = self.request.prompt.items
         if start + count <= len(prompt):
             return prompt[start : start + count]
-        answer = self.items[max(start - len(prompt), 0) : start + count - len(prompt)]
-        later = np.array(answer, np.int64)
-        return later if start >= len(prompt) else np.concatenate([prompt[start:], later])
+        answer = np.array(self.items[max(start - len(prompt), 0) : start + count - len(prompt)], np.int64)
+        return answer if start >= len(prompt) else np.concatenate([prompt[start:], answer])
 
     def positions_of(self, start: int, count: int, axes: int) -> NDArray[np.int64]:
         """Positions of the rows from slot `start` on, int64 [axes, count]."""
@@ -200,17 +199,18 @@ class Sequence:
         slots = np.broadcast_to(np.arange(start, start + count, dtype=np.int64), (axes, count))
         if prompt.positions is None:
             return slots + np.where(slots < len(prompt), 0, prompt.delta)
-        within = max(min(start + count, len(prompt)) - start, 0)
-        return np.concatenate([prompt.positions[:, start : start + within], slots[:, within:] + prompt.delta], axis=1)
+        prompt_rows = max(min(start + count, len(prompt)) - start, 0)
+        return np.concatenate([prompt.positions[:, start : start + prompt_rows], slots[:, prompt_rows:] + prompt.delta], axis=1)
 
     def given_of(self, start: int, count: int) -> list[tuple[int, torch.Tensor]]:
         """The vectors that belong to the `count` rows from slot `start` on: pairs of a row, counted from `start`, and the vectors [n,
         given_width] of this row and the n - 1 rows after it."""
         parts = [_overlap(entry, start, count) for entry in self._given_among(start, count)]
         if self._appended:
-            prompt = len(self.request.prompt)
-            for slot in range(max(start, prompt), start + count):
-                parts.append((slot - start, self._appended[min(slot - prompt, len(self._appended) - 1)][None]))
+            prompt_rows = len(self.request.prompt)
+            for slot in range(max(start, prompt_rows), start + count):
+                # The last vector serves all further items.
+                parts.append((slot - start, self._appended[min(slot - prompt_rows, len(self._appended) - 1)][None]))
         return parts
 
     def _given_among(self, start: int, count: int) -> Iterator[Given]:
@@ -218,9 +218,10 @@ class Sequence:
         page has one entry for each page, so this does not go through all entries."""
         if start >= len(self.request.prompt):
             return
-        after = bisect_right(self._given, start, key=_FIRST)
-        for at in range(max(after - 1, 0), len(self._given)):
-            entry = self._given[at]
+        # The last entry that begins at or before `start` may reach beyond it.
+        next_entry = bisect_right(self._given, start, key=_FIRST)
+        for index in range(max(next_entry - 1, 0), len(self._given)):
+            entry = self._given[index]
             if entry.first >= start + count:
                 return
             if entry.first + len(entry.rows) > start:
@@ -254,8 +255,8 @@ class Sequence:
     @property
     def _keyed_rows(self) -> int:
         """Number of rows, from the first row on, whose content is completely described by ids and digests."""
-        if self._nameless is not None:
-            return self._nameless
+        if self._undigested_from is not None:
+            return self._undigested_from
         return self._given_rows if self.request.appended else self.ready
 
     def _key(self, page: int) -> bytes:
@@ -264,6 +265,7 @@ class Sequence:
         digest = hashlib.sha256(self._keys[page - 1] if page else b"scope" + prompt.scope)
         digest.update(self.items_of(start, PAGE_ROWS).tobytes())
         if prompt.positions is not None or prompt.delta:
+            # Without positions of the prompt, a row has the same position on every axis, so one axis is enough.
             digest.update(self.positions_of(start, PAGE_ROWS, 1 if prompt.positions is None else len(prompt.positions)).tobytes())
         for entry in self._given_among(start, PAGE_ROWS):
             digest.update(f"given at {entry.first - start} of {len(entry.digest)} bytes ".encode() + entry.digest)
@@ -357,7 +359,7 @@ class Mailbox:
             while wait and not self._orders:
                 self._on_rest()
                 if not self._changed.wait(most_s):
-                    self._on_order()
+                    self._on_order()  # The thread has work again, although no order came.
                     break
             orders, self._orders = self._orders, Orders(closing=self._closed)
         return orders
@@ -379,7 +381,7 @@ class SequenceStream:
         self._error: End | None = None
         self._ended = False  # whether no more events come
         self._changed = asyncio.Event()
-        self._room, self._given_width = sequence.request.max_items, given_width
+        self._appendable, self._given_width = sequence.request.max_items, given_width
         self._appended_all = not sequence.request.appended
         self._given_rows = sequence.request.prompt.ready_rows  # rows of the prompt that have their vector
 
@@ -400,9 +402,10 @@ class SequenceStream:
         """Pass the vectors [n, given_width] of the next rows of a prompt whose vectors come later; see `Given`. The caller must not change
         `rows` afterwards. Raises ValueError for more rows than still need a vector, and for another width."""
         self._check_width(rows)
-        entry, missing = Given(self._given_rows, rows, digest), len(self.sequence.request.prompt) - self._given_rows
-        if not 0 < len(rows) <= missing:
-            raise ValueError(f"{missing} rows of the prompt are without their vector, {len(rows)} were given")
+        missing_rows = len(self.sequence.request.prompt) - self._given_rows
+        if not 0 < len(rows) <= missing_rows:
+            raise ValueError(f"{missing_rows} rows of the prompt are without their vector, {len(rows)} were given")
+        entry = Given(self._given_rows, rows, digest)
         self._given_rows += len(rows)
         self._mailbox.give(self, entry)
 
@@ -415,8 +418,8 @@ class SequenceStream:
         if self._appended_all:
             raise ValueError("no rows are taken: the request takes none, or the last one was given")
         self._check_width(rows)
-        rows = rows[: self._room]
-        self._room -= len(rows)
+        rows = rows[: self._appendable]
+        self._appendable -= len(rows)
         self._appended_all = end
         if len(rows) or end:
             self._mailbox.append(self, rows, end)
