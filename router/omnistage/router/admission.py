@@ -44,13 +44,13 @@ may stall for `--stall-limit`."""
 class Place:
     """The place of one answer, or the wait of one answer for a place.
 
-    given: an event that is set when the ticket has a place, or waits no more. taken_back: a future that is done when another client needs
+    decided: an event that is set when the ticket has a place, or waits no more. taken_back: a future that is done when another client needs
     the place; then the answer must end. writing_since: moment since which the client reads nothing, in time.monotonic() seconds; None: it
     reads. queued_s: seconds that the answer waited for the place."""
 
     def __init__(self, ticket: Ticket) -> None:
         self.ticket = ticket
-        self.given = asyncio.Event()
+        self.decided = asyncio.Event()
         self.taken_back: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.writing_since: float | None = None
         self.queued_s = 0.0
@@ -85,7 +85,7 @@ class Admission:
         self._draining.set()
         for place in self._open.values():
             if not place.ticket.given:
-                place.given.set()
+                place.decided.set()
 
     @asynccontextmanager
     async def place(self, client: Client) -> AsyncIterator[Place]:
@@ -94,7 +94,7 @@ class Admission:
         if self._draining.is_set():
             raise _draining()
         self._places.limit = self._limit()
-        self._tell(self._places.fill())
+        self._wake(self._places.fill())
         try:
             ticket = self._places.ask(client)
         except Refused as refusal:
@@ -108,7 +108,7 @@ class Admission:
         finally:
             del self._open[ticket]
             place.taken_back.cancel()
-            self._tell(self._places.leave(ticket))
+            self._wake(self._places.leave(ticket))
             if not self.running:
                 self._idle.set()
 
@@ -126,12 +126,12 @@ class Admission:
         DRAINING."""
         begin_s = time.monotonic()
         while not place.ticket.given:
-            left_s = begin_s + WAIT_S - time.monotonic()
-            if left_s <= 0:
+            remaining_s = begin_s + WAIT_S - time.monotonic()
+            if remaining_s <= 0:
                 raise overload_error(f"all {self._places.limit} places are taken, and none became free within {WAIT_S:g} s")
             try:
-                async with asyncio.timeout(min(left_s, self._take_back())):
-                    await place.given.wait()
+                async with asyncio.timeout(min(remaining_s, self._take_back())):
+                    await place.decided.wait()
             except TimeoutError:
                 continue
             if self._draining.is_set() and not place.ticket.given:
@@ -139,22 +139,23 @@ class Admission:
         place.queued_s = time.monotonic() - begin_s
 
     def _take_back(self) -> float:
-        """Take back places from the clients that have stalled longest: as many as requests wait, less the places whose answers are ending
-        already. Returns the seconds until the caller should look once more."""
+        """Take back places from the clients that have stalled longest, one for each request that waits. A place whose answer is ending
+        already serves one of these requests. Returns the seconds until the caller should look once more."""
         now_s = time.monotonic()
         stalling = [place for place in self._open.values() if place.writing_since is not None and not place.taken_back.done()]
-        leaving = sum(place.taken_back.done() for place in self._open.values())
-        for place in sorted(stalling, key=lambda place: place.writing_since or now_s)[: max(self.waiting - leaving, 0)]:
+        ending_count = sum(place.taken_back.done() for place in self._open.values())
+        # `or now_s` is for the type checker: no place in `stalling` has None.
+        for place in sorted(stalling, key=lambda place: place.writing_since or now_s)[: max(self.waiting - ending_count, 0)]:
             stalled_s = now_s - (place.writing_since or now_s)
             if stalled_s < STALLED_S:
                 return STALLED_S - stalled_s
             place.taken_back.set_result(None)
         return STALLED_S
 
-    def _tell(self, tickets: list[Ticket]) -> None:
+    def _wake(self, tickets: list[Ticket]) -> None:
         """Wake the requests whose tickets have got a place."""
         for ticket in tickets:
-            self._open[ticket].given.set()
+            self._open[ticket].decided.set()
 
 
 def overload_error(reason: str) -> StageError:

@@ -68,13 +68,14 @@ class PlacedRoute:
     def place(self, revisions: Sequence[str]) -> tuple[Sequence[str], Sequence[stage_pb2.Hop]]:
         """Addresses of the first stage, and the hops after it, each placed near the best replica of the stage before. revisions: as in
         Route."""
-        revision = dict(enumerate(revisions))
-        addresses = self.placement.place(self.first, revision=revision.get(0, ""))
-        before = (self.first, addresses[0])
+        revision_of = dict(enumerate(revisions))  # By the number of the stage; there may be fewer than stages.
+        addresses = self.placement.place(self.first, revision=revision_of.get(0, ""))
+        kind_before, address_before = self.first, addresses[0]
         hops = []
         for number, hop in enumerate(self.behind, start=1):
-            best_first = self.placement.place(hop.kind, boot_id=self.placement.boot_id(*before), revision=revision.get(number, ""))
-            before = (hop.kind, best_first[0])
+            boot_id = self.placement.boot_id(kind_before, address_before)
+            best_first = self.placement.place(hop.kind, boot_id=boot_id, revision=revision_of.get(number, ""))
+            kind_before, address_before = hop.kind, best_first[0]
             hops.append(
                 stage_pb2.Hop(
                     kind=KINDS[hop.kind],
@@ -157,7 +158,7 @@ class Generation:
         self._writing_since: float | None = None  # since when the present write waits; None: no write runs
         self._dry_since: float | None = None  # since when a port lacks the client's room; None: no port does
         self._granted: dict[str, int] = {}  # chunks that the stages may send, by port, counted from the start of the answer
-        self._written: dict[str, int] = {}  # chunks that have come, by port; those that the client wants were written to it
+        self._handled: dict[str, int] = {}  # chunks that have come, by port; each was written to the client, or dropped
         self._suspected: set[str] = set()  # addresses that were reported to the placement as silent
         self.session_id = secrets.token_hex(16)
 
@@ -222,7 +223,7 @@ class Generation:
         port = chunk.port
         if port not in self._granted:
             return  # A checkpoint port needs no credit.
-        self._written[port] += 1
+        self._handled[port] += 1
         if self._room is not None and port in self._request.outputs:
             self._room.wrote(port, last=chunk.last)
         if not chunk.last:
@@ -231,16 +232,16 @@ class Generation:
     async def _grant(self, link: Link, port: str) -> None:
         """Grant more chunks of a port once half of its window or less is left, as far as the client has room for them."""
         total = self._allowed_chunks(port)
-        if self._granted[port] - self._written[port] <= WINDOW // 2 and total > self._granted[port]:
+        if self._granted[port] - self._handled[port] <= WINDOW // 2 and total > self._granted[port]:
             self._granted[port] = total
             await link.grant(port, total)
 
     def _allowed_chunks(self, port: str) -> int:
         """How many chunks of a port the stage may send in all, as of now: WINDOW more than have come, but no more than the client has room
         for."""
+        allowed_chunks = self._handled[port] + WINDOW
         room = None if self._room is None else self._room.of(port)
-        window = self._written[port] + WINDOW
-        return window if room is None else min(window, room)
+        return allowed_chunks if room is None else min(allowed_chunks, room)
 
     @asynccontextmanager
     async def _room_passed_on(self, link: Link, room: OutputRoom) -> AsyncIterator[None]:
@@ -286,15 +287,16 @@ class Generation:
         unwanted: dict[str, list[str]] = {stage.kind: [] for stage in stages}
         for stage in stages:
             for port in self._descriptions[stage.kind].produces:
-                if not port.compact and not any(port.name in after.takes for after in stages):
-                    self._written[port.name] = 0  # Even for an unwanted port: older stages send it all the same.
+                goes_to_next_stage = any(port.name in after.takes for after in stages)
+                if not port.compact and not goes_to_next_stage:
+                    self._handled[port.name] = 0  # Even for an unwanted port: older stages send it all the same.
                     if port.name not in self._request.outputs:
                         unwanted[stage.kind].append(port.name)
         if self._room is not None:
             positions = self._request.resume.positions if self._request.resume is not None else ()
             ended_ports = {position.port for position in positions if position.ended}
-            self._room.begin({port for port in self._written if port in self._request.outputs} - ended_ports)
-        self._granted = {port: self._allowed_chunks(port) for port in self._written}
+            self._room.begin({port for port in self._handled if port in self._request.outputs} - ended_ports)
+        self._granted = {port: self._allowed_chunks(port) for port in self._handled}
         request = stage_pb2.Open(
             session_id=self.session_id,
             model=self._descriptions[first.kind].model,

@@ -61,8 +61,9 @@ class OutputRoom:
 
     def of(self, port: str) -> int | None:
         """For how many chunks of a port the client has room, counted from the beginning of this turn; None: the client sets no limit."""
-        total = self._totals.get(port)
-        return None if total is None or port not in self._unended else max(total - self._before.get(port, 0), 0)
+        if port not in self._totals or port not in self._unended:
+            return None
+        return max(self._totals[port] - self._before.get(port, 0), 0)
 
     def wrote(self, port: str, *, last: bool) -> None:
         """Note that a chunk went to the client."""
@@ -128,7 +129,7 @@ class Intake:
         self._tell = tell
         self._stall_s = stall_s
         self._since = time.monotonic()  # when the client last sent a chunk or got room
-        self._look_at = math.inf  # when the next look is due
+        self._next_call_due = math.inf  # when `patience_s` is to be called again
         self._link: Link | None = None
         self._interrupt: stage_pb2.Interrupt | None = None
         self._changed = asyncio.Event()
@@ -167,7 +168,7 @@ class Intake:
         if payload_kind not in (None, carries):
             raise protocol_error(f"port {chunk.port!r} carries {carries}, not {payload_kind}", port=chunk.port)
         if self._link is not None:
-            payload = None if payload_kind is None else chunk.media if payload_kind == "media" else chunk.audio
+            payload = None if payload_kind is None else getattr(chunk, payload_kind)  # The field of this name.
             await self._link.feed.send(Output(chunk.port, chunk.count, payload, chunk.last))
 
     async def interrupt(self, interrupt: stage_pb2.Interrupt) -> None:
@@ -183,29 +184,30 @@ class Intake:
         A process that is stopped or held up reads nothing, for which the client is not to blame. So the caller calls this LOOKS times
         within `stall_s`, and the delay of a late call does not count."""
         now_s = time.monotonic()
-        self._since = min(self._since + max(now_s - self._look_at, 0.0), now_s)
+        late_s = max(now_s - self._next_call_due, 0.0)
+        self._since = min(self._since + late_s, now_s)
         if not self.waits_for:
-            self._look_at = math.inf
+            self._next_call_due = math.inf
             return None
         wait_s = self._stall_s / LOOKS
         if self._link is not None and any(reader.seq < reader.granted for reader in self._readers.values() if not reader.ended):
-            left_s = self._since + self._stall_s - now_s
-            if left_s <= 0:
+            remaining_s = self._since + self._stall_s - now_s
+            if remaining_s <= 0:
                 waiting = ", ".join(self.waits_for)
                 raise StageError("CLIENT_STALLED", f"the client sent nothing on {waiting} for {self._stall_s:g} s, though there was room")
-            wait_s = min(left_s, wait_s)
-        self._look_at = now_s + wait_s
+            wait_s = min(remaining_s, wait_s)
+        self._next_call_due = now_s + wait_s
         return wait_s
 
     async def _grant(self, link: Link) -> None:
         """Send the client credit for every port now, and more as pieces of the port are sent to the stage."""
         while self.waits_for:
-            due = {
+            new_totals = {
                 port: link.feed.sent(port) + self.window
                 for port, reader in self._readers.items()
                 if not reader.ended and reader.granted - link.feed.sent(port) <= self.window // 2
             }
-            for port, total in due.items():
+            for port, total in new_totals.items():
                 self._readers[port].granted = total
                 self._since = time.monotonic()
                 telling = asyncio.create_task(self._tell(stage_pb2.Credit(port=port, total=total)))
@@ -215,7 +217,7 @@ class Intake:
                 finally:
                     # The error of this task refers to this frame, and the frame to the task: a cycle, which would stay in memory.
                     del telling
-            if not due:
+            if not new_totals:
                 await link.feed.sends()
 
 
@@ -258,7 +260,7 @@ class ConverseCall:
         self._reading: asyncio.Task[omni_pb2.ConverseRequest | None] | None = None
         self._intake: Intake | None = None
         self._is_answered = False  # whether the present turn has got its Usage
-        self._asked: omni_pb2.GenerateRequest | None = None  # the next turn, if `listen` has read it already
+        self._early_turn: omni_pb2.GenerateRequest | None = None  # the next turn, if `_listen` has read it already
         self.room = OutputRoom()
         """Room that the client gives for its answers."""
         self.is_cut = False
@@ -268,8 +270,8 @@ class ConverseCall:
 
     async def next_turn(self) -> omni_pb2.GenerateRequest | None:
         """The next turn; None at the half-close. Late messages of the previous turn are checked and dropped. Raises StageError."""
-        if self._asked is not None:
-            request, self._asked = self._asked, None
+        if self._early_turn is not None:
+            request, self._early_turn = self._early_turn, None
             return request
         while (message := await self._receive()) is not None:
             match message.WhichOneof("event"):
@@ -313,7 +315,7 @@ class ConverseCall:
                 case "interrupt":
                     await intake.interrupt(message.interrupt)
                 case "turn" if self._is_answered:
-                    self._asked = message.turn
+                    self._early_turn = message.turn
                     return
                 case "turn":
                     raise protocol_error("a turn came while another one was answered; wait for its Usage or TurnFailed")

@@ -155,7 +155,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             while (request := await self._next_turn(conversation, limit_s)) is not None:
                 in_turn = True
                 try:
-                    await self._turn(partial(_ready, request), context, conversation.write, conversation)
+                    await self._turn(partial(_as_read, request), context, conversation.write, conversation)
                 except StageError as failure:
                     if failure.reason in OF_THE_CALL or conversation.is_cut:
                         raise
@@ -296,8 +296,8 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         request: the identity of the request (clients.request_of); None: it has no id. listen: receives what the client sends during the
         turn; None: it is no conversation."""
         run = asyncio.create_task(answer.run())
-        asked_again = self._newest(request)
-        waiting: set[asyncio.Future[None]] = {run, asked_again, place.taken_back}
+        superseded = self._newest(request)
+        waiting: set[asyncio.Future[None]] = {run, superseded, place.taken_back}
         listening = asyncio.create_task(listen()) if listen is not None else None
         try:
             if listening is not None:
@@ -307,14 +307,14 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if run.done():
                 run.result()
-            elif asked_again.done():
+            elif superseded.done():
                 raise StageError("SUPERSEDED", "the request was asked again; the newer call has the answer")
             else:
                 raise StageError("CLIENT_STALLED", f"the client read nothing for {STALLED_S:g} s, and another one waited for its place")
         finally:
-            if self._by_request.get(request) is asked_again:
+            if self._by_request.get(request) is superseded:
                 del self._by_request[request]
-            asked_again.cancel()
+            superseded.cancel()
             let_go(run, listening)
             try:
                 await asyncio.wait({run})
@@ -323,20 +323,21 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
                 del run, listening, waiting
 
     def _newest(self, request: Hashable | None) -> asyncio.Future[None]:
-        """A future that becomes done when a new call brings the same request. The future of the call before this one is done now."""
-        asked_again: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """A future that becomes done when a new call brings the same request. If an earlier call has brought it, that call's future becomes
+        done now. request: None: it has no id, so the future stays open."""
+        superseded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if request is not None:
             older = self._by_request.get(request)
             if older is not None and not older.done():
                 older.set_result(None)
-            self._by_request[request] = asked_again
-        return asked_again
+            self._by_request[request] = superseded
+        return superseded
 
     async def ListModels(self, request: omni_pb2.ListModelsRequest, context: UnaryContext) -> omni_pb2.ListModelsResponse:
         response = omni_pb2.ListModelsResponse()
         for served in self._served.values():
-            answers = served.is_ready and served.placement.is_complete
-            (response.models if answers else response.starting).append(_model(served))
+            can_answer = served.is_ready and served.placement.is_complete
+            (response.models if can_answer else response.starting).append(_model(served))
         return response
 
     async def ListReplicas(self, request: omni_pb2.ListReplicasRequest, context: UnaryContext) -> omni_pb2.ListReplicasResponse:
@@ -365,7 +366,8 @@ def _metadata(context: AnyContext) -> list[tuple[str, str]]:
     return [(key, str(value)) for key, value in context.invocation_metadata() or ()]
 
 
-async def _ready(request: omni_pb2.GenerateRequest) -> omni_pb2.GenerateRequest:
+async def _as_read(request: omni_pb2.GenerateRequest) -> omni_pb2.GenerateRequest:
+    """The request itself, which a conversation has read and decoded already."""
     return request
 
 

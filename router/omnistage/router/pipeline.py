@@ -75,12 +75,13 @@ class PipelineFile(BaseModel):
     defaults: dict[Kind, dict[str, Any]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _chain(self) -> PipelineFile:
+    def _check_fields(self) -> PipelineFile:
         """Check the fields against each other. Raises ValueError."""
         if len({stage.kind for stage in self.stages}) != len(self.stages):
             raise ValueError("a kind may occur once in a pipeline")
         for number, stage in enumerate(self.stages):
-            if bool(stage.takes) != bool(number):
+            is_first = number == 0
+            if bool(stage.takes) == is_first:
                 raise ValueError(f"stage {stage.kind}: every stage but the first takes ports of the one before it")
         names = self.outputs + self.could_give
         if twice := sorted(name for name in set(names) if names.count(name) > 1):
@@ -201,7 +202,7 @@ def check_pipeline(pipeline: PipelineFile, descriptions: Mapping[str, stage_pb2.
             producers[port.name] = stage.kind
     for before, after in zip(pipeline.stages, pipeline.stages[1:], strict=False):
         _check_edge(pipeline.name, before.kind, after, descriptions[before.kind].produces, descriptions[after.kind].accepts)
-    takes = descriptions[pipeline.stages[0].kind].inputs or ["text"]
+    takes = descriptions[pipeline.stages[0].kind].inputs or ["text"]  # An older stage names none, and takes text.
     for medium in pipeline.inputs:
         if medium not in takes:
             raise PipelineError(f"{pipeline.name}: the file says that it takes {medium}, its first stage takes {', '.join(takes)}")

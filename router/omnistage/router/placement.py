@@ -117,11 +117,10 @@ class Placement:
         self._resolve = resolve or SystemResolver()
         self._boot_id = boot_id or shm.boot_id()
         self._lookup_period_s = lookup_period_s
-        names = {kind: [(address, name_of(address)) for address in dict.fromkeys(addresses)] for kind, addresses in replicas.items()}
-        self._names = [(kind, name) for kind, addresses in names.items() for _, name in addresses if name]
-        self._replicas = {
-            kind: [PlacedReplica(kind, address) for address, name in addresses if not name] for kind, addresses in names.items()
-        }
+        # Each address with the name that it stands for; a plain HOST:PORT stands for no name.
+        by_kind = {kind: [(address, name_of(address)) for address in dict.fromkeys(addresses)] for kind, addresses in replicas.items()}
+        self._names = [(kind, name) for kind, pairs in by_kind.items() for _, name in pairs if name]
+        self._replicas = {kind: [PlacedReplica(kind, address) for address, name in pairs if not name] for kind, pairs in by_kind.items()}
         self._pinned: Mapping[str, stage_pb2.DescribeResponse] = {}
         self._changed = asyncio.Event()
         self._used = asyncio.Event()
@@ -184,10 +183,10 @@ class Placement:
         serving = self._serving(kind, revision)
         host = boot_id or self._boot_id
         min_sessions = min((replica.busy for replica in serving if not replica.suspect), default=0)
-        close = min_sessions + 1 + min_sessions // 4
+        max_neighbour_sessions = min_sessions + 1 + min_sessions // 4
 
         def rank(replica: PlacedReplica) -> tuple[bool, bool, int]:
-            is_neighbour = replica.boot_id == host and replica.busy <= close
+            is_neighbour = replica.boot_id == host and replica.busy <= max_neighbour_sessions
             return replica.suspect, not is_neighbour, replica.busy
 
         serving.sort(key=rank)
@@ -271,32 +270,32 @@ class Placement:
         With wait_for_ready gRPC connects anew by itself, at most about a second after a replica has come back, so a replica that is away
         needs no pause here. The pauses are for a server that answers, but not as a stage does.
         """
-        backoff = FIRST_BACKOFF_S
+        backoff_s = FIRST_BACKOFF_S
         channel = self._channels.get(replica.address)
         stub = stage_pb2_grpc.StageServiceStub(channel)
         with ConnectionWatch(channel) as connection:
             while True:
-                pauses = False
+                needs_pause = False
                 try:
                     await self._describe(replica, stub)
                     if not await self._listen(replica, stub):
-                        pauses, reason = True, "it ended its reports"
+                        needs_pause, reason = True, "it ended its reports"
                     elif await self._rest(replica, connection):
                         reason = "its connection was lost"
-                    else:
+                    else:  # It has rested long enough, or its state is needed.
                         continue
                 except TimeoutError:
                     replica.silent, reason = True, f"no report within {SILENCE_S + SECOND_LOOK_S:g} s"
                 except grpc.aio.AioRpcError as error:
-                    pauses, reason = self._note_failure(replica, error), error.details() or ""
+                    needs_pause, reason = self._note_failure(replica, error), error.details() or ""
                 if not replica.away:
-                    backoff = FIRST_BACKOFF_S
+                    backoff_s = FIRST_BACKOFF_S
                 self._lose(replica, reason)
                 if not replica.listed:
                     self._forget(replica)
                     return
-                await asyncio.sleep(backoff if pauses else 0.0)
-                backoff = min(2 * backoff, MAX_BACKOFF_S) if pauses else backoff
+                await asyncio.sleep(backoff_s if needs_pause else 0.0)
+                backoff_s = min(2 * backoff_s, MAX_BACKOFF_S) if needs_pause else backoff_s
 
     async def _listen(self, replica: PlacedReplica, stub: stage_pb2_grpc.StageServiceAsyncStub) -> bool:
         """Receive the reports of a replica until it may rest; then return True. Returns False if it ended the reports, or sent something
@@ -445,7 +444,8 @@ async def _report(watch: Watch) -> object:
     reading = asyncio.ensure_future(watch.read())
     try:
         for wait_s in (SILENCE_S, SECOND_LOOK_S):
-            if (await asyncio.wait({reading}, timeout=wait_s))[0]:
+            await asyncio.wait({reading}, timeout=wait_s)
+            if reading.done():
                 return await reading
         raise TimeoutError
     finally:
@@ -457,20 +457,20 @@ Sessions = dict[str, dict[str, int]]
 
 
 def capacity(placements: Collection[Placement]) -> int:
-    """How many answers all pipelines together can take at once. A pipeline takes as many as all replicas of its scarcest stage take
-    sessions together. Draining replicas do not count; lost replicas do, because they may be back at once. Replicas that several pipelines
-    share count once: all pipelines with a stage of one kind together take no more than all replicas of that kind.
+    """How many answers all pipelines together can take at once. A pipeline takes as many answers as all replicas of its scarcest stage
+    together take sessions. Draining replicas do not count; lost replicas do, because they may be back at once. Replicas that several
+    pipelines share count once: all pipelines with a stage of one kind together take no more than all replicas of that kind.
 
     At least 1: if no stage takes a session, the request must reach the stages, because their refusal says best why."""
     pipelines = [_sessions(placement) for placement in placements]
-    together: Sessions = {}
+    all_replicas: Sessions = {}  # Of all pipelines: a shared replica is there once.
     for pipeline in pipelines:
         for kind, replicas in pipeline.items():
-            together.setdefault(kind, {}).update(replicas)
+            all_replicas.setdefault(kind, {}).update(replicas)
     total = sum(map(_scarcest, pipelines))
-    for kind, replicas in together.items():
-        without = sum(_scarcest(pipeline) for pipeline in pipelines if kind not in pipeline)
-        total = min(total, sum(replicas.values()) + without)
+    for kind, replicas in all_replicas.items():
+        others_total = sum(_scarcest(pipeline) for pipeline in pipelines if kind not in pipeline)
+        total = min(total, sum(replicas.values()) + others_total)
     return max(1, total)
 
 

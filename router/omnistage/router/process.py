@@ -25,15 +25,15 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class ProcessSample:
-    """A process as proc(5) stat shows it. begun: start of the process, in ticks of the kernel since the boot. at: moment of the reading, in
-    time.monotonic() seconds."""
+    """A process as proc(5) stat shows it. start_ticks: start of the process, in ticks of the kernel since the boot. read_at_s: moment
+    of the reading, in time.monotonic() seconds."""
 
     state: str
     major_faults: int
     cpu_s: float
     threads: int
-    begun: int
-    at: float
+    start_ticks: int
+    read_at_s: float
 
 
 class ReplicaProcess:
@@ -42,39 +42,39 @@ class ReplicaProcess:
     def __init__(self, address: str) -> None:
         self._port = address.rpartition(":")[2]
         self._pid = 0
-        self._heard: ProcessSample | None = None  # at the last sign of life
-        self._proven = -1  # start of the process that was seen to listen at the address
+        self._last_sample: ProcessSample | None = None  # at the last sign of life
+        self._proven_start = -1  # `start_ticks` of the process that was seen to listen at the address
 
     def is_at(self, pid: int, boot_id: str) -> None:
         """Note the process that the replica says it is, on the host with this boot id. A process on another host is not looked at."""
         pid = pid if boot_id == shm.boot_id() else 0
         if pid != self._pid:
-            self._pid, self._heard, self._proven = pid, None, -1
+            self._pid, self._last_sample, self._proven_start = pid, None, -1
 
     def heard(self) -> None:
         """Note a sign of life of the replica: `since_s` counts from here."""
-        self._heard = _sample(self._pid)
+        self._last_sample = _sample(self._pid)
 
     def known(self) -> dict[str, object]:
         """Fields for a line of the log: `process` and `machine`; empty if the process is not known here."""
         sample = _sample(self._pid)
-        if sample is None or not self._is_its(sample):
+        if sample is None or not self._is_replica(sample):
             return {}
-        return {"process": {**_process_fields(self._heard, sample), **_sleeps_in(self._pid)}, "machine": _machine_fields()}
+        return {"process": {**_process_fields(self._last_sample, sample), **_sleeps_in(self._pid)}, "machine": _machine_fields()}
 
-    def _is_its(self, sample: ProcessSample) -> bool:
-        """Whether the sampled process listens at the replica's port. This is looked up until it is so and then remembered, because the
-        table of sockets may be long."""
-        if self._proven != sample.begun and _listens(self._pid, self._port):
-            self._proven = sample.begun
-        return self._proven == sample.begun
+    def _is_replica(self, sample: ProcessSample) -> bool:
+        """Whether the sampled process listens at the replica's port. A process that was once seen to listen is not looked up again, because
+        the table of sockets may be long."""
+        if self._proven_start != sample.start_ticks and _listens(self._pid, self._port):
+            self._proven_start = sample.start_ticks
+        return self._proven_start == sample.start_ticks
 
 
 def _process_fields(before: ProcessSample | None, sample: ProcessSample) -> dict[str, object]:
     """Fields for the log: the state now, and what the process did since the sample before, if it is the same process."""
     fields: dict[str, object] = {"state": sample.state, "threads": sample.threads}
-    if before is not None and before.begun == sample.begun:
-        fields["since_s"] = round(sample.at - before.at, 3)
+    if before is not None and before.start_ticks == sample.start_ticks:
+        fields["since_s"] = round(sample.read_at_s - before.read_at_s, 3)
         fields["cpu_s"] = round(sample.cpu_s - before.cpu_s, 3)
         fields["major_faults"] = sample.major_faults - before.major_faults
     return fields
@@ -85,8 +85,9 @@ def _sample(pid: int) -> ProcessSample | None:
     if pid <= 0:
         return None
     try:
-        # The name may contain anything; the state, field 3, follows it.
+        # Field 2, the name in brackets, may contain anything, so the rest begins after the last bracket: field n is fields[n - 3].
         fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+        # The state is field 3, the major faults 12, the CPU times 14 and 15, the threads 20, the start 22.
         cpu_s = (int(fields[11]) + int(fields[12])) * _TICK_S
         return ProcessSample(fields[0].decode(), int(fields[9]), cpu_s, int(fields[17]), int(fields[19]), time.monotonic())
     except (OSError, ValueError, IndexError):  # The process has ended, or belongs to another user.
@@ -98,6 +99,7 @@ def _listens(pid: int, port: str) -> bool:
     try:
         port_text = f":{int(port):04X}"
         lines = [line.split() for table in ("tcp", "tcp6") for line in _lines(PROC / "self/net" / table)]
+        # Of a line: 1 is the local address, 3 the state, and 9 the inode of the socket.
         sockets = {f"socket:[{line[9]}]" for line in lines if len(line) > 9 and line[1].endswith(port_text) and line[3] == LISTENS}
         return bool(sockets) and not sockets.isdisjoint(_descriptors(pid))
     except (OSError, ValueError):  # The process belongs to another user or has ended, or the port is invalid.
@@ -135,6 +137,7 @@ def _machine_fields() -> dict[str, object]:
     try:
         fields["load"] = round(os.getloadavg()[0], 2)
         for resource in ("cpu", "io", "memory"):
+            # The first line is "some avg10=0.00 avg60=...".
             fields[f"{resource}_pressure"] = float((PROC / "pressure" / resource).read_text().split()[1].partition("=")[2])
     except (OSError, ValueError, IndexError):  # This kernel does not count it.
         return fields

@@ -18,7 +18,7 @@ from omnistage.wire.limits import MAX_TEXT_CHARACTERS, TooLarge, decode
 from omnistage.wire.proto_values import KINDS
 
 MISSING = {"thinker": "does not answer", "talker": "does not speak", "code2wav": "makes no sound"}
-"""The ability that a pipeline lacks if it has no stage of a kind, by kind."""
+"""What a pipeline lacks if it has no stage of a kind, in words, by kind."""
 
 NO_TALKER = "has no Talker"
 """Why a pipeline with a Thinker alone gives no sound. A pipeline that draws may give sound even so."""
@@ -38,7 +38,7 @@ MOST_NAMED = 8
 @dataclass(frozen=True, slots=True)
 class Fit:
     """Says what a pipeline lacks for one request. missing_kinds: kinds of stages that the request has params for. missing_media: kinds of
-    media in the request. missing_outputs: ports that it names."""
+    media in the request. missing_outputs: ports that the request names."""
 
     pipeline: PipelineFile
     request: omni_pb2.GenerateRequest
@@ -54,15 +54,16 @@ class Fit:
     @property
     def reasons(self) -> str:
         """Everything that the pipeline lacks, in words, such as "does not draw, takes no audio"."""
-        reasons = [self.name_ability(kind) for kind in self.missing_kinds]
+        reasons = [self.name_lack(kind) for kind in self.missing_kinds]
         reasons += [f"takes no {_word(medium)}" for medium in self.missing_media]
         reasons += [f"gives no {_word(output)}" for output in self.missing_outputs]
         return ", ".join(reasons[:MOST_NAMED])
 
-    def name_ability(self, kind: str) -> str:
+    def name_lack(self, kind: str) -> str:
         """A phrase, such as "does not speak", for what the pipeline cannot do because it has no stage of this kind."""
         if kind == "diffusion":
-            return _drawing(self.request.outputs)[2]
+            _, _, does_not_draw = _drawing(self.request.outputs)
+            return does_not_draw
         if kind == "talker" and "thinker" in self.pipeline.kinds:
             return NO_TALKER
         return "does not speak a text" if kind == "thinker" and self.request.thinker.verbatim else MISSING[kind]
@@ -113,14 +114,15 @@ def _choose_fit(request: omni_pb2.GenerateRequest, fits: Mapping[str, Fit]) -> F
     candidates = [fit for fit in fits.values() if fit.can_answer]
     if not candidates and _only_drawing_is_meant(request, fits.values()):
         candidates = [fit for fit in fits.values() if fit.pipeline.draws and not (fit.missing_media or fit.missing_outputs)]
+    # The candidates are in the order of the pipelines, so the default can only be the first of them.
     if len(fits) == 1 or default in candidates[:1]:
         return default
     if not candidates:
         text = "; ".join(f"{name} {fit.reasons}" for name, fit in list(fits.items())[:MOST_NAMED])
         if request.HasField("diffusion"):
-            artists = [fit.pipeline.name for fit in fits.values() if fit.pipeline.draws and not fit.missing_outputs][:MOST_NAMED]
-            do, does, _ = _drawing(request.outputs)
-            text += f"; these {do}: {', '.join(artists)}" if artists else f"; no pipeline of this router {does}"
+            drawing_names = [fit.pipeline.name for fit in fits.values() if fit.pipeline.draws and not fit.missing_outputs][:MOST_NAMED]
+            do_draw, does_draw, _ = _drawing(request.outputs)
+            text += f"; these {do_draw}: {', '.join(drawing_names)}" if drawing_names else f"; no pipeline of this router {does_draw}"
         raise StageError("BAD_REQUEST", f"no pipeline does this: {text}", metadata={"field": "model"})
     if len(candidates) > 1:
         names = [fit.pipeline.name for fit in candidates[:MOST_NAMED]]
@@ -151,15 +153,16 @@ def check_outputs(request: omni_pb2.GenerateRequest, fit: Fit, fits: Collection[
     if fit.missing_outputs:
         reason = f": it {NO_TALKER}" if "audio" in fit.missing_outputs and pipeline.kinds == {"thinker"} else ""
         able = _names([other for other in fits if not other.missing_kinds and not other.missing_outputs])
+        advice = f"; {able}" if able else ""
         missing = ", ".join(repr(name[:16]) for name in fit.missing_outputs)
-        raise bad_request("outputs", f"{pipeline.name} gives {', '.join(pipeline.offered)}, not {missing}{reason}{able and f'; {able}'}")
+        raise bad_request("outputs", f"{pipeline.name} gives {', '.join(pipeline.offered)}, not {missing}{reason}{advice}")
     return frozenset(request.outputs or pipeline.outputs) & {*pipeline.offered}
 
 
 def _refuse_stage(fit: Fit, kind: str, fits: Collection[Fit]) -> StageError:
     """The refusal of params for a stage that the pipeline lacks, with the pipelines that have that stage."""
     able = _names([other for other in fits if kind in other.pipeline.kinds and not other.missing_outputs])
-    text = f"{fit.pipeline.name} {fit.name_ability(kind)}; {able or 'no other pipeline of this router does'}"
+    text = f"{fit.pipeline.name} {fit.name_lack(kind)}; {able or 'no other pipeline of this router does'}"
     return StageError("BAD_REQUEST", text, metadata={"field": kind})
 
 
@@ -170,14 +173,14 @@ def _names(fits: Sequence[Fit]) -> str:
 
 
 def _drawing(outputs: Collection[str]) -> tuple[str, str, str]:
-    """The three words of `DRAWING` for these outputs."""
-    return next((words for output, words in DRAWING.items() if output in outputs), PICTURES)
+    """The three phrases of `DRAWING` for these outputs."""
+    return next((phrases for output, phrases in DRAWING.items() if output in outputs), PICTURES)
 
 
 def _only_drawing_is_meant(request: omni_pb2.GenerateRequest, fits: Collection[Fit]) -> bool:
     """Whether the request is a prompt that only pipelines for drawings could serve, by its outputs and params."""
-    draws = request.HasField("diffusion")
-    candidates = [fit.pipeline for fit in fits if not fit.missing_outputs and (fit.pipeline.draws or not draws)]
+    must_draw = request.HasField("diffusion")
+    candidates = [fit.pipeline for fit in fits if not fit.missing_outputs and (fit.pipeline.draws or not must_draw)]
     return _is_prompt(request) and all(pipeline.only_draws for pipeline in candidates)
 
 
@@ -194,20 +197,20 @@ def _draw(request: omni_pb2.GenerateRequest, pipeline: PipelineFile) -> None:
     film or a sound that the client did not name, because each takes minutes and answers no question."""
     (turn,) = request.thinker.messages
     if not request.outputs and "image" not in pipeline.offered:
-        text = next((words[1] for output, words in DRAWING.items() if output in pipeline.offered), "does not answer")
+        does_draw = next((does for output, (_, does, _) in DRAWING.items() if output in pipeline.offered), "does not answer")
         advice = f"name the outputs that are wanted, of {', '.join(pipeline.offered)}"
-        raise bad_request("outputs", f"{pipeline.name} {text} and does not answer: {advice}")
-    thinker = [field.name for field, _ in request.thinker.ListFields() if field.name != "messages"]
-    fields = [f"thinker.{name}" for name in thinker] + [kind for kind in ("talker", "code2wav") if request.HasField(kind)]
-    if fields:
-        kind, _, name = fields[0].partition(".")
+        raise bad_request("outputs", f"{pipeline.name} {does_draw} and does not answer: {advice}")
+    set_names = [field.name for field, _ in request.thinker.ListFields() if field.name != "messages"]
+    useless_fields = [f"thinker.{name}" for name in set_names] + [kind for kind in ("talker", "code2wav") if request.HasField(kind)]
+    if useless_fields:
+        kind, _, name = useless_fields[0].partition(".")
         message = getattr(request, kind)
-        field = _deepest(fields[0], getattr(message, name) if name else message)
+        field = _deepest(useless_fields[0], getattr(message, name) if name else message)
         raise bad_request(field, f"is for text and sound, and {pipeline.name} only draws: leave it out; it takes the fields of diffusion")
-    if any(part.HasField("port") for part in turn.parts):
-        port = next(part.port for part in turn.parts if part.HasField("port"))
+    streamed_ports = [part.port for part in turn.parts if part.HasField("port")]
+    if streamed_ports:
         text = f"{pipeline.name} only draws, and what it draws from is not streamed: ask for a drawing, whose pictures are in the message"
-        raise bad_request("thinker.messages.parts.port", text, port=port)
+        raise bad_request("thinker.messages.parts.port", text, port=streamed_ports[0])
     for part in turn.parts:
         if part.HasField("media"):
             request.diffusion.images.add().CopyFrom(part.media)
@@ -216,7 +219,8 @@ def _draw(request: omni_pb2.GenerateRequest, pipeline: PipelineFile) -> None:
 
 
 def _deepest(field: str, value: object) -> str:
-    """The path of the first set field, followed down to a value that is no message. value: a message or a value; field: its path."""
+    """The path of the first set field within a message, followed down to a value that is no message. value: the message, or a value that
+    is none. field: its path."""
     while isinstance(value, Message) and (fields := value.ListFields()):
         descriptor, value = fields[0]
         field += f".{descriptor.name}"

@@ -234,9 +234,10 @@ class Account:
         span, tally, now_s = self.span, self.tally, time.monotonic()
         if not span.trace_id:
             return
-        if self._waits_since is not None and (self._place is None or self._place.queued_s):
-            ended_s, reason = (now_s, self.reason) if self._place is None else (tally.begun_s, "OK")
-            span.phase("queue", self._waits_since, ended_s, reason=reason)
+        if self._waits_since is not None and self._place is None:  # It ended while it waited.
+            span.phase("queue", self._waits_since, now_s, reason=self.reason)
+        elif self._waits_since is not None and self._place is not None and self._place.queued_s:
+            span.phase("queue", self._waits_since, tally.begun_s, reason="OK")
         if self._session_id:
             span.phase("open", tally.begun_s, tally.opened_s or now_s, reason="OK" if tally.opened_s else self.reason)
         for content, first_s in tally.first.items():
