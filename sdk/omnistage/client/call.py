@@ -123,8 +123,10 @@ class Call:
         if is_broken(error):
             return self._ready_to_go_on(router, error)
         refusal = self._limit.explain(error)
-        if self._reader.is_lost and refusal.reason in NOT_YET and (pause := self._pause_in_search(refusal)) is not None:
-            return pause
+        if self._reader.is_lost and refusal.reason in NOT_YET:
+            pause = self._pause_in_search(refusal)
+            if pause is not None:
+                return pause
         if not self._reader.is_lost and isinstance(refusal, StartingError):
             ready = self._ready_pipeline(refusal)
         else:
@@ -227,7 +229,7 @@ class Call:
                 raise self._limit.passed(error.message) from error
             if search is None:
                 raise
-            if left_s < patience_s:
+            if left_s < patience_s:  # The time limit of the call ended the search.
                 raise self._limit.passed(ROUTER_LOST) from error
             message = f"the connection to the router at {self._lost} broke, and none was there to go on within {self._resume_s:g} s"
             raise RouterLostError(message, code=error.code) from error
@@ -295,16 +297,16 @@ class Together:
         """ask: asks one text. patience_s: seconds to wait while other clients have all places. max_texts: the largest number of texts to
         ask at once; None: not known, so LARGEST_ROOM. pause: waits for some seconds."""
         self._ask, self._patience_s, self._pause = ask, patience_s, pause
-        self._most = max_texts or LARGEST_ROOM
+        self._max_room = max_texts or LARGEST_ROOM
         self._room = max_texts or FIRST_ROOM
         """How many texts may be asked at once now."""
-        self._calm = self._next_calm = 0
-        """_calm: how many answers must still come before the room may grow. _next_calm: the same number after the next refusal."""
-        self._step = FIRST_ROOM
+        self._answers_to_growth = self._next_answers_to_growth = 0
+        """How many answers must still come before the room may grow; and the same number after the next refusal."""
+        self._growth = FIRST_ROOM
         """By how many texts the room grows next; it doubles after each growth."""
-        self._turn = self._refused = 0
-        """_turn: how often the room has changed; a text asked before the last change says nothing about the places now. _refused: number of
-        the turn that began with the last refusal."""
+        self._turn = self._refusal_turn = 0
+        """_turn: how often the room has changed; a text asked before the last change says nothing about the places now. _refusal_turn: the
+        turn that began with the last refusal."""
         self._running: dict[asyncio.Task[Answer], tuple[int, int]] = {}
         """By task: the text's number, and the turn in which it was asked."""
         self._until: float | None = None
@@ -346,23 +348,24 @@ class Together:
         return [answer for answer in answers if answer is not None]
 
     def _note_answer(self, turn: int) -> None:
-        """Note an answer. turn: in which its text was asked. The room grows if that is the present turn and `_calm` is 0."""
+        """Note an answer. turn: in which its text was asked. The room grows if that is the present turn and no further answer must
+        come first."""
         self._until = None
-        if self._calm:
-            self._calm -= 1
-        elif turn == self._turn and self._room < self._most:
-            self._room = min(self._room + self._step, self._most)
-            self._step *= 2
+        if self._answers_to_growth:
+            self._answers_to_growth -= 1
+        elif turn == self._turn and self._room < self._max_room:
+            self._room = min(self._room + self._growth, self._max_room)
+            self._growth *= 2
             self._turn += 1
 
     def _note_refusal(self, turn: int) -> None:
         """Note a refusal. turn: in which its text was asked. The room shrinks to the number of texts that are running."""
-        self._room, self._step = max(1, len(self._running)), 1
+        self._room, self._growth = max(1, len(self._running)), 1
         self._turn += 1
-        if turn >= self._refused:  # Refusals of questions that were asked at about the same time count as one.
-            self._calm = self._next_calm
-            self._next_calm = min(max(CALM, CALMER * self._calm), LARGEST_ROOM)
-        self._refused = self._turn
+        if turn >= self._refusal_turn:  # Refusals of questions that were asked at about the same time count as one.
+            self._answers_to_growth = self._next_answers_to_growth
+            self._next_answers_to_growth = min(max(CALM, CALMER * self._answers_to_growth), LARGEST_ROOM)
+        self._refusal_turn = self._turn
 
     async def _is_patient(self, error: OverloadedError) -> bool:
         """Returns whether to ask a refused text again: at once if other texts of this list are running, because the end of one makes room.

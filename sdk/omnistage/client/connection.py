@@ -288,17 +288,24 @@ def advise(router: Found | None, error: OmniError, request: omni_pb2.GenerateReq
         error.hint = f"{error.advice.removesuffix('.')}, or ask for less: {_less(request)}."
     elif (router is None or router.is_own) and type(error) in ON_PRIVATE_STACK:
         error.hint = ON_PRIVATE_STACK[type(error)]
+    is_unknown = error.reason == "UNKNOWN_MODEL"
+    lacking_fields = LACKING_TO_DRAW if request.HasField("diffusion") else LACKING
     if candidates := error.metadata.get("candidates", ""):
-        first, *_ = names = candidates.split(",")
-        error.hint = f"Name one of {', '.join(names)}: {{pipeline={first}}}."
-    elif error.reason == "UNKNOWN_MODEL" or error.metadata.get("field") in (LACKING_TO_DRAW if request.HasField("diffusion") else LACKING):
-        if error.reason == "UNKNOWN_MODEL" and (guess := did_you_mean(request.model, error.message.partition(THERE)[2].split(", "))):
+        names = candidates.split(",")
+        error.hint = f"Name one of {', '.join(names)}: {{pipeline={names[0]}}}."
+    elif is_unknown or error.metadata.get("field") in lacking_fields:
+        if is_unknown and (guess := did_you_mean(request.model, error.message.partition(THERE)[2].split(", "))):
             error.say_more(guess.removeprefix("; "))
-        lacks = router is not None and router.pipelines and not router.has(request.model)
-        # No hint: the refusal itself names the pipelines that exist, or those that can do it.
-        error.hint = router.advice(request.model) if router is not None and lacks else ""
-        if router is None and request.HasField("diffusion") and (makes := MAKERS.get(",".join({*request.outputs} - {"progress"}))):
-            error.hint = f"Serve a checkpoint that {makes}."
+        error.hint = _lack_hint(router, request)
+
+
+def _lack_hint(router: Found | None, request: omni_pb2.GenerateRequest) -> str:
+    """The hint for a request that no pipeline of the router can do; empty: the refusal itself names the pipelines that exist, or those that
+    can do it. router: None: a private stack."""
+    if router is not None:
+        return router.advice(request.model) if router.pipelines and not router.has(request.model) else ""
+    ports = ",".join({*request.outputs} - {"progress"})  # Several ports together are no key of MAKERS.
+    return f"Serve a checkpoint that {MAKERS[ports]}." if request.HasField("diffusion") and ports in MAKERS else ""
 
 
 def _less(request: omni_pb2.GenerateRequest) -> str:
@@ -366,9 +373,9 @@ def _sockets(address: str) -> Iterator[tuple[int, bool]]:
     for table, addresses in _TABLES.items():
         with suppress(OSError):  # The machine has no IPv6, or another kind of kernel.
             for line in Path(table).read_text().splitlines()[1:]:
-                fields = line.split()
-                host, _, local = fields[1].rpartition(":")
-                if fields[3] in (_LISTEN, _ESTABLISHED) and int(local, 16) == port and host in addresses:
+                fields = line.split()  # Field 1 is the local address, 3 the state, 7 the user.
+                host, _, local_port = fields[1].rpartition(":")
+                if fields[3] in (_LISTEN, _ESTABLISHED) and int(local_port, 16) == port and host in addresses:
                     yield int(fields[7]), fields[3] == _LISTEN
 
 

@@ -342,23 +342,24 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> OmniError:
     """The exception for a failed call: chosen by its reason, or by its status code if no omnistage server gave a reason."""
     status = _details_of(error)
     info = _unpack(status, error_details_pb2.ErrorInfo)
-    if info.domain != DOMAIN and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and TOO_LARGE in (error.details() or ""):
+    is_ours = info.domain == DOMAIN  # An omnistage server gave a reason.
+    if not is_ours and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and TOO_LARGE in (error.details() or ""):
         return _too_large(error)
     bad_request = _unpack(status, error_details_pb2.BadRequest)
     retry = _unpack(status, error_details_pb2.RetryInfo)
-    reason = info.reason if info.domain == DOMAIN else ""
+    reason = info.reason if is_ours else ""
     kind = BY_REASON.get(reason) or BY_CODE.get(error.code(), ServerError)
     fields = tuple(FieldViolation(violation.field, violation.description) for violation in bad_request.field_violations)
     message = status.message or error.details() or error.code().name
     if fields:
         message = PYTHON.message(message, tuple(bad.field for bad in fields))
-    hint = HINTS.get(reason, "") if info.domain == DOMAIN else HINTS_BY_CODE.get(error.code(), "")
+    hint = HINTS.get(reason, "") if is_ours else HINTS_BY_CODE.get(error.code(), "")
     result = kind(message, hint=hint, reason=reason, code=error.code(), metadata=info.metadata)
     if isinstance(result, BadRequestError):
         result.fields = fields
     if isinstance(result, UnavailableError) and retry.HasField("retry_delay"):
         result.retry_delay_s = retry.retry_delay.ToTimedelta().total_seconds()
-    elif isinstance(result, UnavailableError) and info.domain != DOMAIN:
+    elif isinstance(result, UnavailableError) and not is_ours:
         result.retry_delay_s = RETRY_DELAY_S
     return result
 
@@ -383,7 +384,8 @@ def _unpack(status: status_pb2.Status, kind: type[M]) -> M:
 
 
 def _details_of(error: grpc.aio.AioRpcError) -> status_pb2.Status:
-    """The google.rpc.Status of a failed call; empty if there is none, or if its code is not that of the call, which gRPC demands."""
+    """The google.rpc.Status of a failed call; empty if there is none. gRPC demands that it has the code of the call; with another code it
+    does not count."""
     for key, value in error.trailing_metadata() or ():
         if key == DETAILS_KEY and isinstance(value, bytes):
             try:

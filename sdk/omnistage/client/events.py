@@ -268,20 +268,24 @@ class Usage:
     def drew(self) -> bool | None:
         """Whether another seed could have given another answer; None if the server does not say."""
         draws = {report.drew for report in self.stages}
-        return True if True in draws else None if None in draws or not draws else False
+        if True in draws:
+            return True
+        return None if None in draws or not draws else False
 
     def __repr__(self) -> str:
         """Leaves out the accounts of the stages, which are ten times as long."""
         stages = ", ".join(report.stage for report in self.stages) or "none"
-        tokens = (*(() if self.prompt_tokens is None else ("prompt_tokens", "cached_tokens")), "completion_tokens")
-        return f"Usage({figures(self, *tokens, 'queued_s', 'first_text_s', 'first_audio_s', 'total_s')}, stages: {stages})"
+        prompt_figures = () if self.prompt_tokens is None else ("prompt_tokens", "cached_tokens")
+        names = (*prompt_figures, "completion_tokens", "queued_s", "first_text_s", "first_audio_s", "total_s")
+        return f"Usage({figures(self, *names)}, stages: {stages})"
 
 
 def unspoken_text(account: Usage) -> str:
     """The characters that were not spoken and their number, in words for people; empty if all were spoken."""
     if not account.unspoken:
         return ""
-    ellipsis = "..." if account.unspoken > len(account.unspoken_words) - account.unspoken_words.count(" ") else ""
+    shown_characters = len(account.unspoken_words) - account.unspoken_words.count(" ")  # The spaces only separate them.
+    ellipsis = "..." if account.unspoken > shown_characters else ""
     return f"{account.unspoken_words}{ellipsis} ({account.unspoken} character{'s' * (account.unspoken != 1)})"
 
 
@@ -416,18 +420,17 @@ def buffer_levels(arrivals: Iterable[AudioArrival], start_buffer_s: float = STAR
     chunks = [chunk for chunk in arrivals if chunk.samples]
     if not chunks:
         return []
-    played = play(chunks, start_buffer_s)
     arrived_s = np.array([chunk.arrival_s for chunk in chunks])
-    received_s = np.cumsum([0.0, *(chunk.duration_s for chunk in chunks)])
-    corners_s = np.array([(chunk.start_s, chunk.end_s) for chunk in played])
+    received_s = np.cumsum([0.0, *(chunk.duration_s for chunk in chunks)])  # received_s[count]: the sound of the first `count` chunks.
+    corners_s = np.array([(chunk.start_s, chunk.end_s) for chunk in play(chunks, start_buffer_s)])
     times_s = np.unique([*arrived_s, *corners_s.ravel()])
-    heard_s = np.interp(times_s, corners_s.ravel(), np.stack([received_s[:-1], received_s[1:]], axis=1).ravel())
+    played_s = np.interp(times_s, corners_s.ravel(), np.stack([received_s[:-1], received_s[1:]], axis=1).ravel())
     levels: list[BufferLevel] = []
-    for at_s, played_s, before, after in zip(
-        times_s, heard_s, np.searchsorted(arrived_s, times_s, "left"), np.searchsorted(arrived_s, times_s, "right"), strict=True
-    ):
-        for count in (before,) if before == after else (before, after):
-            levels.append(BufferLevel(float(at_s), max(float(received_s[count] - played_s), 0.0)))
+    counts_before, counts_after = (np.searchsorted(arrived_s, times_s, side) for side in ("left", "right"))
+    for at_s, sound_s, count_before, count_after in zip(times_s, played_s, counts_before, counts_after, strict=True):
+        # At an arrival the line has two corners: without and with the chunks that come at this moment.
+        for count in sorted({count_before, count_after}):
+            levels.append(BufferLevel(float(at_s), max(float(received_s[count] - sound_s), 0.0)))
     return levels
 
 

@@ -39,13 +39,14 @@ def wav_head(dtype: np.dtype[Any], channels: int, sample_rate_hz: int, samples: 
     width = dtype.itemsize
     size = UNKNOWN_WAV_BYTES if samples is None else samples * channels * width
     tag = PCM if dtype.kind == "i" else FLOAT
+    # After the tag: channels, samples a second, bytes a second, bytes of a sample of all channels, bits of a sample.
     form = struct.pack("<HHIIHH", tag, channels, sample_rate_hz, sample_rate_hz * channels * width, channels * width, 8 * width)
     chunks = [(b"fmt ", form)]
-    if tag == FLOAT:
+    if tag == FLOAT:  # Then the format has the length of an extension, which is 0, and a chunk says the number of samples.
         count = UNKNOWN_WAV_BYTES if samples is None else samples
         chunks = [(b"fmt ", form + b"\0\0"), (b"fact", struct.pack("<I", min(count, UNKNOWN_WAV_BYTES)))]
     body = b"WAVE" + b"".join(name + struct.pack("<I", len(content)) + content for name, content in chunks) + b"data"
-    total_bytes = len(body) + 4 + size
+    total_bytes = len(body) + 4 + size  # 4: the size of the data, as a number after `body`.
     return b"RIFF" + struct.pack("<I", min(total_bytes, UNKNOWN_WAV_BYTES)) + body + struct.pack("<I", min(size, UNKNOWN_WAV_BYTES))
 
 
@@ -88,8 +89,9 @@ class SoundFormat:
         `SoundEncoder.head` adds."""
         if self.container != "MP3":
             return {}
-        lowest_kbit_s, highest_kbit_s, chosen_kbit_s = next(kbit_s for least_hz, *kbit_s in MP3_KBIT_S if sample_rate_hz >= least_hz)
-        return {"bitrate_mode": "CONSTANT", "compression_level": (highest_kbit_s - chosen_kbit_s) / (highest_kbit_s - lowest_kbit_s)}
+        _, lowest_kbit_s, highest_kbit_s, our_kbit_s = next(row for row in MP3_KBIT_S if sample_rate_hz >= row[0])
+        # libsndfile takes a bit rate as a level: 0 is the highest rate, 1 the lowest.
+        return {"bitrate_mode": "CONSTANT", "compression_level": (highest_kbit_s - our_kbit_s) / (highest_kbit_s - lowest_kbit_s)}
 
     def check(self, sample_rate_hz: int = 0, encoding: str = "pcm16") -> None:
         """Raises RequestError for a rate or an encoding that such a file cannot have, NotAvailableError if this machine cannot write such
@@ -99,10 +101,8 @@ class SoundFormat:
         if encoding != "pcm16" and not self.is_wav:
             raise RequestError(f"{self.name} does not hold samples as {encoding}", hint="Write a file that ends in .wav, or leave it out.")
         if self.rates_hz and sample_rate_hz and sample_rate_hz not in self.rates_hz:
-            possible = ", ".join(map(str, self.rates_hz))
-            raise RequestError(
-                f"{self.name} cannot have {sample_rate_hz} samples a second, only {possible}", hint="Ask for one of these sample rates."
-            )
+            fault = f"cannot have {sample_rate_hz} samples a second, only {', '.join(map(str, self.rates_hz))}"
+            raise RequestError(f"{self.name} {fault}", hint="Ask for one of these sample rates.")
         if not self.is_wav:
             library = _libsndfile(self.name)
             if not library.check_format(self.container, self.subtype):
@@ -126,9 +126,8 @@ def format_of(path: str | PathLike[str]) -> SoundFormat:
     suffix = name.lower() if name.lower() in FORMATS else PurePath(name).suffix.lower()
     if suffix not in FORMATS:
         *names, last = (one.name for one in FORMATS.values())
-        raise RequestError(
-            f"{name}: only {', '.join(names)} and {last} can be written", hint=f"Give a name that ends in {any_of(FORMATS)}."
-        )
+        hint = f"Give a name that ends in {any_of(FORMATS)}."
+        raise RequestError(f"{name}: only {', '.join(names)} and {last} can be written", hint=hint)
     return FORMATS[suffix]
 
 
@@ -265,7 +264,7 @@ class _Sink:
         return len(block)
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        self._place = offset + (0, self._place, self._size)[whence]
+        self._place = offset + (0, self._place, self._size)[whence]  # SEEK_SET, SEEK_CUR, SEEK_END
         return self._place
 
     def tell(self) -> int:
@@ -288,10 +287,8 @@ def check_film_ending(path: str | PathLike[str], media_type: str) -> None:
     ending = Path(path).suffix.lower()
     fit = next((one for one, its_type in FILM_MEDIA_TYPES.items() if its_type == media_type), ending)
     if ending != fit:
-        hint = (
-            f"Give a name that ends in {fit}{'' if ending not in FILM_KINDS else f', or ask for media_type={FILM_MEDIA_TYPES[ending]!r}'}."
-        )
-        raise RequestError(f"{path}: this film is {media_type}", hint=hint)
+        other_type = f", or ask for media_type={FILM_MEDIA_TYPES[ending]!r}" if ending in FILM_KINDS else ""
+        raise RequestError(f"{path}: this film is {media_type}", hint=f"Give a name that ends in {fit}{other_type}.")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -365,9 +362,8 @@ def films_html(encoded: Iterable[tuple[str, bytes]]) -> str:
             room_bytes -= len(data)
             html += f'<video controls loop src="{_data_url(media_type, data)}"></video>'
         else:
-            html += (
-                "<div>One more in <code>videos</code>, too large to be shown, or of another type; its <code>save</code> writes it.</div>"
-            )
+            reason = "too large to be shown, or of another type"
+            html += f"<div>One more in <code>videos</code>, {reason}; its <code>save</code> writes it.</div>"
     return html
 
 

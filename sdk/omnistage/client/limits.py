@@ -104,9 +104,9 @@ class Retries:
         self.most = max_retries
         self.made = 0
 
-    def pause_s(self, said_s: float) -> float:
-        """The next pause, in seconds, at least `said_s`, the delay that the server gave."""
-        return said_s * min(GROWTH**self.made, MOST_GROWTH) * _draw.uniform(1.0, 1.0 + JITTER)
+    def pause_s(self, delay_s: float) -> float:
+        """The next pause, in seconds. delay_s: the delay that the server gave; the pause is at least so long."""
+        return delay_s * min(GROWTH**self.made, MOST_GROWTH) * _draw.uniform(1.0, 1.0 + JITTER)
 
     def count(self, refusal: UnavailableError, pause_s: float) -> str:
         """Count one more retry, after this refusal and this pause; returns a line about it for the log."""

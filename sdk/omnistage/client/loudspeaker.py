@@ -63,29 +63,26 @@ def find_loudspeaker() -> Loudspeaker | None:
     Raises RequestError if the variable names no known player, NotAvailableError if the named player does not work."""
     if is_silenced():
         return None
-    wish = os.environ.get(PLAYER_VARIABLE, "").strip()
-    if wish:
-        return _chosen_player(wish)
-    return next((command for player in PLAYERS if (command := player.installed()) and not player.trouble(command)), None)
+    if name := os.environ.get(PLAYER_VARIABLE, "").strip():
+        return _chosen_player(name)
+    candidates = ((player, player.installed()) for player in PLAYERS)
+    return next((loudspeaker for player, loudspeaker in candidates if loudspeaker and not player.trouble(loudspeaker)), None)
 
 
 def _chosen_player(name: str) -> Loudspeaker:
     """The player that the variable names. name: its value, the name of a player or a command. Raises as `find_loudspeaker`."""
     player = next((player for player in PLAYERS if player.name == name), None)
     if player is not None:
-        command = player.installed()
-        trouble = player.trouble(command) if command else "it is not installed"
-        if command is None or trouble:
-            raise NotAvailableError(
-                f"{PLAYER_VARIABLE}={name}: {trouble}", hint=f"Name another player, or leave {PLAYER_VARIABLE} unset to have one found."
-            )
-        return command
+        loudspeaker = player.installed()
+        trouble = player.trouble(loudspeaker) if loudspeaker else "it is not installed"
+        if loudspeaker is None or trouble:
+            hint = f"Name another player, or leave {PLAYER_VARIABLE} unset to have one found."
+            raise NotAvailableError(f"{PLAYER_VARIABLE}={name}: {trouble}", hint=hint)
+        return loudspeaker
     names = ", ".join(player.name for player in PLAYERS)
     if "{rate}" not in name:
-        raise RequestError(
-            f"{PLAYER_VARIABLE}={name}: no player of that name is known",
-            hint=f"Give none, {names}, or a command with {{rate}} and {{channels}} that plays raw float32 from its standard input.",
-        )
+        hint = f"Give none, {names}, or a command with {{rate}} and {{channels}} that plays raw float32 from its standard input."
+        raise RequestError(f"{PLAYER_VARIABLE}={name}: no player of that name is known", hint=hint)
     try:
         words = tuple(shlex.split(name))
     except ValueError as error:
@@ -98,15 +95,15 @@ def _chosen_player(name: str) -> Loudspeaker:
 @dataclass(frozen=True, slots=True)
 class _Player:
     """A program that this module knows. options: of its command line. reachable: returns False if a trial is useless, because it cannot
-    play. silent_mark: the text on standard error of a program that ends with 0 although it has no device. asks: a command for the trial,
-    run in place of the program; empty: none. without: words in its output which mean that there is no device. tail_s: see Loudspeaker."""
+    play. trial_command: run for the trial in place of the program; empty: none. no_device_error, no_device_output: a text on standard
+    error, or in the output, of a program that ends with 0 although it has no device; empty: none. tail_s: see Loudspeaker."""
 
     name: str
     options: str
     reachable: Callable[[], bool] = lambda: True
-    silent_mark: str = ""
-    asks: tuple[str, ...] = ()
-    without: str = ""
+    no_device_error: str = ""
+    trial_command: tuple[str, ...] = ()
+    no_device_output: str = ""
     tail_s: float = 0.0
 
     def installed(self) -> Loudspeaker | None:
@@ -120,7 +117,7 @@ class _Player:
             return "there is no such server here"
         try:
             done = subprocess.run(
-                self.asks or loudspeaker.command(TRIAL_RATE_HZ),
+                self.trial_command or loudspeaker.command(TRIAL_RATE_HZ),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -135,8 +132,8 @@ class _Player:
             return str(error.strerror)
         if done.returncode:
             return failure_reason(done.stderr, self.name) or f"it ended with code {done.returncode}"
-        silent = (self.silent_mark and self.silent_mark in done.stderr) or (self.without and self.without in done.stdout)
-        return "it has no device" if silent else ""
+        texts = ((self.no_device_error, done.stderr), (self.no_device_output, done.stdout))
+        return "it has no device" if any(mark and mark in text for mark, text in texts) else ""
 
 
 class _SoundDevice(_Player):
@@ -153,8 +150,10 @@ class _SoundDevice(_Player):
 def failure_reason(text: str, name: str) -> str:
     """The one line to show from a program's standard error, without unprintable characters: the last line that begins with the program's
     name, or else the last line; empty: there is none."""
-    lines = [line for line in ("".join(filter(str.isprintable, line)).strip()[:200] for line in text.splitlines()) if line]
-    return next((line for line in reversed(lines) if line.startswith(name)), lines[-1] if lines else "")
+    printable = ("".join(filter(str.isprintable, line)).strip()[:200] for line in text.splitlines())
+    lines = [line for line in printable if line]
+    own_lines = [line for line in lines if line.startswith(name)]
+    return (own_lines or lines or [""])[-1]
 
 
 def _has_pulse() -> bool:
@@ -174,8 +173,8 @@ PLAYERS: tuple[_Player, ...] = (
         "pacat",
         "--playback --raw --format=float32le --rate={rate} --channels={channels} --latency-msec=200",
         reachable=_has_pulse,
-        asks=("pactl", "info"),
-        without="Default Sink: auto_null",
+        trial_command=("pactl", "info"),
+        no_device_output="Default Sink: auto_null",
     ),
     _Player("pw-cat", "--playback --raw --format=f32 --rate={rate} --channels={channels} --latency=200ms -"),
     _Player("aplay", "-q -t raw -f FLOAT_LE -r {rate} -c {channels} --buffer-time=200000 -"),
@@ -185,7 +184,7 @@ PLAYERS: tuple[_Player, ...] = (
     _Player(
         "ffplay",
         "-hide_banner -loglevel error -nodisp -autoexit -probesize 32 -analyzeduration 0 -f f32le -sample_rate {rate} -i -",
-        silent_mark="audio open failed",
+        no_device_error="audio open failed",
         tail_s=0.25,
     ),
 )
@@ -263,11 +262,12 @@ class PlayerProcess:
         except BlockingIOError:
             return 0
         except BrokenPipeError:
-            raise PlayerLostError(f"{self._name} ended in the middle of the sound{self._end()}") from None
+            raise PlayerLostError(f"{self._name} ended in the middle of the sound{self._cause()}") from None
         now_s = time.monotonic()
         with self._lock:
             self._written += count
             self._dry_at = max(self._dry_at, now_s) + count / SAMPLE_BYTES / self.sample_rate_hz
+            # A player that is slower than real time still has all of the pipe to play.
             self._dry_at = max(self._dry_at, now_s + self._unread() / self.sample_rate_hz)
         return count
 
@@ -286,7 +286,7 @@ class PlayerProcess:
         except subprocess.TimeoutExpired:
             raise PlayerLostError(f"{self._name} does not come to an end") from None
         if code or self._unread():
-            raise PlayerLostError(f"{self._name} ended before the sound{self._end()}")
+            raise PlayerLostError(f"{self._name} ended before the sound{self._cause()}")
 
     def stop(self) -> None:
         """Kill the player, which silences it at once: the sound in its own buffers is lost too."""
@@ -323,9 +323,9 @@ class PlayerProcess:
         if sys.platform != "linux" or pipe is None:
             return 0
         size = int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
-        return -(-size // SAMPLE_BYTES)
+        return -(-size // SAMPLE_BYTES)  # Rounded up: the player may have read a part of a sample.
 
-    def _end(self) -> str:
+    def _cause(self) -> str:
         """The end of an error text that says how the player ended, such as " with code 1: REASON"; empty if it still runs after STALL_S."""
         try:
             code = self._process.wait(STALL_S)
@@ -333,7 +333,7 @@ class PlayerProcess:
             return ""
         self._stderr.seek(max(self._stderr.seek(0, os.SEEK_END) - SAID_BYTES, 0))
         reason_text = failure_reason(self._stderr.read().decode(errors="replace"), self._name)
-        cause = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
+        cause = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"  # Below 0: the signal that killed it.
         return f" {cause}: {reason_text}" if reason_text else f" {cause}"
 
     @classmethod

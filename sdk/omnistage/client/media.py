@@ -95,7 +95,7 @@ class Medium:
 
 
 def is_one(source: object) -> bool:
-    """Whether `source` is a single medium and not several. A tuple (samples, rate) is a single one, and so is an object of a wrong type."""
+    """Whether `source` is a single medium and not several. A tuple (samples, rate) is one. An object of a wrong type counts as one."""
     if isinstance(source, str | bytes | bytearray | memoryview | PathLike | Audio | Video | Film | Medium | np.ndarray | Mapping):
         return True
     if isinstance(source, tuple) and len(source) == 2 and any(isinstance(one, Real | np.ndarray) for one in source):
@@ -140,7 +140,8 @@ def _file_of(source: object) -> tuple[object, bool]:
 
 
 def to_medium(source: object, kind: str, field: str) -> Medium:
-    """Read a medium as `to_part` does; but bytes or a file of more than LEAST_BYTES are prepared for streaming, only the beginning read."""
+    """Read a medium as `to_part` does, or prepare it for streaming if it is bytes or a file of more than LEAST_BYTES. This reads only the
+    beginning of a medium that is streamed."""
     if isinstance(source, Medium):
         return source
     file, use_audio = _file_of(source) if kind == "video" else (source, False)
@@ -152,7 +153,7 @@ def to_medium(source: object, kind: str, field: str) -> Medium:
         content, name, named_type = Path(file), f"{file} ", mimetypes.guess_type(Path(file).name)[0]
         size, head = _read_or_refuse(field, str(content), partial(_look, content))
     else:
-        size = 0
+        size = 0  # Media of other forms are never streamed.
     if size <= LEAST_BYTES:
         part, name = _read(source, kind, field)
         return Medium(part, field, name)
@@ -187,8 +188,8 @@ def _encode(source: object, kind: str, field: str) -> tuple[bytes, str, str | No
         return _picture_file(source, field), "", "image/png"
     if hasattr(source, "read"):
         return _read_file(source, field)
-    advice = "an array" if isinstance(source, np.ndarray) else "None" if source is None else type(source).__name__
-    raise BadRequestError.of(field, f"is {advice}; give {_forms(kind)}")
+    type_name = "an array" if isinstance(source, np.ndarray) else type(source).__name__
+    raise BadRequestError.of(field, f"is {'None' if source is None else type_name}; give {_forms(kind)}")
 
 
 def _read_path(path: Path, field: str) -> bytes:
@@ -210,23 +211,24 @@ def _open_at_once(path: str, flags: int) -> int:
 
 def _await_first_byte(pipe: int) -> None:
     """Wait for the first byte, or for the end of the pipe. Raises TimeoutError."""
-    waiting = select.poll()
-    waiting.register(pipe, select.POLLIN)
-    if not waiting.poll(FIRST_BYTE_LIMIT_S * 1000):
+    poller = select.poll()
+    poller.register(pipe, select.POLLIN)
+    if not poller.poll(FIRST_BYTE_LIMIT_S * 1000):
         raise TimeoutError(f"it is a pipe, and for {FIRST_BYTE_LIMIT_S:g} s nobody has written into it")
 
 
 def _read_file(source: Any, field: str) -> tuple[bytes, str, str | None]:
     """Read an open file from its present position to its end; it stays open. Returns the same three values as `_encode`."""
-    name = getattr(source, "name", None)
-    name = fspath(name) if isinstance(name, str | PathLike) else ""
-    data = _read_or_refuse(field, name or "this file", lambda: _read_all(source.read, field, f"{name} " if name else ""))
-    return data, f"{name} " if name else "", mimetypes.guess_type(name)[0]
+    path = getattr(source, "name", None)
+    path = fspath(path) if isinstance(path, str | PathLike) else ""
+    name = f"{path} " if path else ""
+    data = _read_or_refuse(field, path or "this file", lambda: _read_all(source.read, field, name))
+    return data, name, mimetypes.guess_type(path)[0]
 
 
 def _read_all(read: Callable[[int], object], field: str, name: str) -> bytes:
-    """Read to the end. read: returns at most the number of bytes it is given. name: as in Medium. Raises BadRequestError if that is no
-    bytes, or too many."""
+    """Read to the end. read: returns the next bytes, at most as many as its argument says. name: as in Medium. Raises BadRequestError if
+    `read` returns anything but bytes, or if there are too many of them."""
     pieces, size = list[bytes](), 0
     while size <= MAX_MESSAGE_BYTES:
         piece = read(MAX_MESSAGE_BYTES + 1 - size)
@@ -277,13 +279,16 @@ def _wav_of(source: object, field: str) -> bytes | None:
         source = (source.samples, source.sample_rate)
     if isinstance(source, np.ndarray):
         raise BadRequestError.of(field, "is samples without a rate; give both: (samples, 16000)")
-    if isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], Real) and isinstance(source[1], np.ndarray | list):
-        raise BadRequestError.of(field, "has the rate first, as SciPy reads it; give samples, then rate: (samples, 16000)")
-    if not (isinstance(source, tuple) and len(source) == 2 and (isinstance(source[0], list) or hasattr(source[0], "__array__"))):
+    if not isinstance(source, tuple) or len(source) != 2:
         return None
-    rate_hz = _rate_hz(source[1], field)
+    unread_samples, rate = source
+    if isinstance(unread_samples, Real) and isinstance(rate, np.ndarray | list):
+        raise BadRequestError.of(field, "has the rate first, as SciPy reads it; give samples, then rate: (samples, 16000)")
+    if not isinstance(unread_samples, list) and not hasattr(unread_samples, "__array__"):
+        return None
+    rate_hz = _rate_hz(rate, field)
     try:
-        samples = np.asarray(source[0])
+        samples = np.asarray(unread_samples)
     except (TypeError, ValueError, RuntimeError) as error:  # NumPy cannot read all tensors of other libraries.
         raise BadRequestError.of(field, f"is no array of samples: {error}") from error
     if samples.ndim not in (1, 2) or (samples.ndim == 2 and not 0 < samples.shape[1] <= MOST_CHANNELS):
@@ -308,15 +313,15 @@ def _scale_samples(samples: NDArray[Any], field: str) -> NDArray[Any]:
     if kind == np.uint8:
         return (samples.astype(np.int16) - 128) << 8
     if samples.dtype.kind == "f":
-        # NaN is refused too: the comparison is false for it.
-        if not (loudest := np.abs(samples).max()) <= LOUDEST:
-            if not np.isfinite(loudest):
-                raise BadRequestError.of(field, "has samples that are no numbers")
-            raise BadRequestError.of(
-                field, f"has a sample of {loudest:g}, and full scale is 1: divide all by 32768 if they were of 16 bits"
-            )
+        loudest = np.abs(samples).max()  # NaN if a sample is NaN.
+        if not np.isfinite(loudest):
+            raise BadRequestError.of(field, "has samples that are no numbers")
+        if loudest > LOUDEST:
+            fault = f"has a sample of {loudest:g}, and full scale is 1: divide all by 32768 if they were of 16 bits"
+            raise BadRequestError.of(field, fault)
         return samples.astype(np.float32, copy=False)
-    if kind == np.int32 and 0 < (loudest := max(int(samples.max()), -int(samples.min()))) < 1 << 15:
+    loudest = max(int(samples.max()), -int(samples.min())) if kind == np.int32 else 0
+    if 0 < loudest < 1 << 15:  # They fit into 16 bits, so they were perhaps never scaled to 32.
         raise BadRequestError.of(field, f"is at most {loudest} of the 2147483648 of int32: give int16 if they were of 16 bits")
     if kind not in (np.int16, np.int32):
         raise BadRequestError.of(field, f"is samples of {samples.dtype}; give uint8, int16, int32, or floating point with full scale 1")
@@ -326,6 +331,7 @@ def _scale_samples(samples: NDArray[Any], field: str) -> NDArray[Any]:
 def _own_file(image: Any) -> bytes | None:
     """The bytes of the file that a Pillow image was opened from; None if the image may differ from it: if its pixels were loaded, if it
     shows another frame, or if its size, mode or orientation was changed."""
+    # An image has tiles until its pixels are loaded. `tell` is the number of the frame that it shows.
     try:
         file = image.fp if image.tile and image.tell() == 0 else None
         if file is None:
@@ -345,6 +351,7 @@ def _own_file(image: Any) -> bytes | None:
 
 def _check_is_known(image: Any, field: str) -> None:
     """Raises BadRequestError for a loaded image in which Pillow no longer tells what its file shows."""
+    # Pillow keeps the transparent colour in 16 bits although it has rounded the pixels to 8.
     transparent = image.info.get("transparency") if hasattr(image, "info") else None
     is_rounded = image.mode == "RGB" and isinstance(transparent, tuple) and max(transparent) > MAX_LEVEL
     is_inverse = image.mode.startswith("I;16") and getattr(image, "tag_v2", {}).get(WHITE_IS_ZERO, 1) == 0
@@ -383,13 +390,13 @@ def _picture_file(image: Any, field: str) -> bytes:
 def _media_type(data: bytes, named_type: str | None, kind: str, field: str, name: str) -> str:
     """The media type that the first bytes of a file show, or else `named_type`, the type by the file's name. Raises BadRequestError if
     there is neither, or the type is not of `kind`. name: of the file, for errors."""
-    types = media_types(data[:LOOK_BYTES])
-    for media_type in types or (named_type,):
-        if media_type is None:
-            raise BadRequestError.of(field, f"{name}is of no known type; give an encoded file, such as {_FILES[kind]}")
+    types = media_types(data[:LOOK_BYTES]) or ((named_type,) if named_type is not None else ())
+    if not types:
+        raise BadRequestError.of(field, f"{name}is of no known type; give an encoded file, such as {_FILES[kind]}")
+    for media_type in types:
         if media_type.startswith(f"{kind}/"):
             return media_type
-    raise BadRequestError.of(field, f"{name}is {(types or (named_type,))[0]}, not {_a(kind)}")
+    raise BadRequestError.of(field, f"{name}is {types[0]}, not {_a(kind)}")
 
 
 _FILES = {"image": "PNG or JPEG", "audio": "WAV, FLAC or MP3", "video": "MP4 or WebM"}
@@ -414,9 +421,8 @@ def _mib(size: int) -> str:
 
 
 def _too_large(field: str, name: str, fault: str) -> BadRequestError:
-    return BadRequestError.of(
-        field, f"{name}{fault}; a request holds at most {MAX_MESSAGE_BYTES >> 20} MiB. Send a smaller or shorter one."
-    )
+    rule = f"a request holds at most {MAX_MESSAGE_BYTES >> 20} MiB. Send a smaller or shorter one."
+    return BadRequestError.of(field, f"{name}{fault}; {rule}")
 
 
 LOOK_BYTES = 512
@@ -478,6 +484,8 @@ def media_types(start: bytes) -> tuple[str, ...]:
 
 def _of_frames(start: bytes) -> tuple[str, ...]:
     """The types of a file that begins with a frame of MPEG audio (layer 3 or 2), AAC in ADTS, or an MPEG transport stream; empty: none."""
+    # A frame of MPEG audio begins with 11 bits of 1; the bits of 0x06 are its layer: 0x02 is layer 3, 0x04 layer 2. A frame of ADTS begins
+    # with 12 bits of 1, and its layer is 0. A transport stream has packets of 188 bytes, each of which begins with 0x47.
     if len(start) > 1 and start[0] == 0xFF:
         if start[1] & 0xE0 == 0xE0 and start[1] & 0x06 in (0x02, 0x04):
             return ("audio/mpeg",)

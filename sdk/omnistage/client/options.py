@@ -27,15 +27,17 @@ class Range:
     is_below: bool = False
 
     def has(self, value: float) -> bool:
-        is_low = value < self.low or (self.is_above and value == self.low)
-        return not is_low and (self.high is None or value < self.high or (value == self.high and not self.is_below))
+        is_low = value <= self.low if self.is_above else value < self.low
+        is_within_high = self.high is None or (value < self.high if self.is_below else value <= self.high)
+        return is_within_high and not is_low
 
     def __str__(self) -> str:
+        low_text = f"{'above' if self.is_above else 'from'} {_number(self.low)}"
         if self.high is None:
-            return f"{'above' if self.is_above else 'from'} {_number(self.low)}"
+            return low_text
         if not self.is_above and not self.is_below:
             return f"{_number(self.low)} to {_number(self.high)}"
-        return f"{'above' if self.is_above else 'from'} {_number(self.low)}, {'below' if self.is_below else 'at most'} {_number(self.high)}"
+        return f"{low_text}, {'below' if self.is_below else 'at most'} {_number(self.high)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,8 @@ class Keyword:
 
 def keywords(annotations: Mapping[str, Any]) -> list[Keyword]:
     """The keywords of annotations that are all `Annotated[..., About(...)]`, such as those of a TypedDict, in the same order."""
-    return [Keyword(name, type_text(kind), about) for name, (kind, about) in ((name, get_args(one)) for name, one in annotations.items())]
+    types_and_abouts = {name: get_args(annotation) for name, annotation in annotations.items()}
+    return [Keyword(name, type_text(kind), about) for name, (kind, about) in types_and_abouts.items()]
 
 
 def type_text(kind: Any) -> str:
@@ -393,11 +396,9 @@ def fault_of(annotation: Any, value: object, *, of_kind: bool = False) -> str:
     type, because a server checks the range."""
     kind, about = get_args(annotation)
     allowed = replace(about, allowed=None) if of_kind else about
-    return (
-        ""
-        if any(_fits(one, allowed, plain(value)) for one in _kinds(kind))
-        else f"is {show_value(value)}; it must be {_allowed_text(kind, about)}"
-    )
+    if any(_fits(one, allowed, plain(value)) for one in _kinds(kind)):
+        return ""
+    return f"is {show_value(value)}; it must be {_allowed_text(kind, about)}"
 
 
 def plain(value: Any) -> Any:
@@ -409,7 +410,8 @@ def fault_of_stages(annotation: Any, value: object) -> str:
     """The fault of a setting's value in words; empty: there is none. The value may be a mapping by stage, or by pipeline and stage."""
     if fault := fault_of(annotation, value):
         return fault
-    for key in value if isinstance(value, Mapping) else ():
+    keys = value if isinstance(value, Mapping) else ()
+    for key in keys:
         if key.rpartition("/")[2] not in STAGES:
             return f"has {show_value(key)}; the stages are {', '.join(STAGES)}, or PIPELINE/STAGE"
     return ""
@@ -422,25 +424,26 @@ def _kinds(kind: Any) -> Sequence[Any]:
 
 def _fits(kind: Any, about: About, value: object) -> bool:
     """Whether a value (as `plain` gives it) is of this type, and `about` allows it. In a list or a dict this holds for each value."""
-    match get_origin(kind) or kind:
-        case origin if origin is Mapping:
-            inner = get_args(kind)[1]
-            return isinstance(value, Mapping) and all(
-                isinstance(key, str) and (inner is Any or _fits(inner, about, one)) for key, one in value.items()
-            )
-        case origin if origin is Sequence:
-            inner = get_args(kind)[0]
-            return isinstance(value, Sequence) and not isinstance(value, str | bytes) and all(_fits(inner, about, one) for one in value)
-        case plain if plain is bool:
-            return isinstance(value, bool)
-        case plain if plain is str:
-            return isinstance(value, str) and (about.allowed is None or isinstance(about.allowed, Range) or value in about.allowed)
+    origin = get_origin(kind)
+    if origin is Mapping:
+        inner = get_args(kind)[1]
+        return isinstance(value, Mapping) and all(
+            isinstance(key, str) and (inner is Any or _fits(inner, about, one)) for key, one in value.items()
+        )
+    if origin is Sequence:
+        inner = get_args(kind)[0]
+        return isinstance(value, Sequence) and not isinstance(value, str | bytes) and all(_fits(inner, about, one) for one in value)
+    if kind is bool:
+        return isinstance(value, bool)
+    if kind is str:  # A range bounds numbers alone: an option may be a number or a text.
+        return isinstance(value, str) and (about.allowed is None or isinstance(about.allowed, Range) or value in about.allowed)
     if isinstance(value, bool) or not isinstance(value, Integral if kind is int else Real):
         return False
     if not isinstance(value, Integral) and not math.isfinite(value):
         return False
     if isinstance(about.allowed, Range):
-        return about.allowed.has(value)  # type: ignore[arg-type]  # As it is: not every whole number is a float.
+        return about.allowed.has(value)  # type: ignore[arg-type]  # Not as a float: a whole number may be too large.
+    # The allowed words may be those of numbers, such as the sample rates.
     return about.allowed is None or str(value) in about.allowed
 
 
@@ -452,7 +455,7 @@ def _allowed_text(kind: Any, about: About) -> str:
     words = list[str]()
     for one in _kinds(kind):
         if one in PLAIN:
-            words.append(", ".join([PLAIN[one], *([about.allowed_text] if about.allowed_text else [])]))
+            words.append(f"{PLAIN[one]}, {about.allowed_text}" if about.allowed_text else PLAIN[one])
         elif get_origin(one) is Sequence:
             words.append("a list of texts" if get_args(one)[0] is str else "a list of numbers")
         else:

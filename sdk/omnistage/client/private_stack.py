@@ -60,11 +60,14 @@ class StackPlan:
         for name, value in {**self.settings, "tensor_parallel_size": self.tensor_parallel_size}.items():
             if fault := fault_of_stages(SETTINGS[name], value):
                 raise BadRequestError.of(name, fault)
-        if self.model_path is not None and (not isinstance(self.model_path, str | PathLike) or not str(self.model_path)):
-            state = "empty" if self.model_path == "" else repr(self.model_path)
+        path = self.model_path
+        if path is None:
+            return
+        if not isinstance(path, str | PathLike) or not str(path):
+            state = "empty" if path == "" else repr(path)
             raise BadRequestError.of("model_path", f"is {state}; give the folder of a checkpoint, or the name of one at a hub, owner/name")
-        if self.model_path is not None and not Path(self.model_path).is_dir() and not _may_be_name(self.model_path):
-            raise BadRequestError.of("model_path", f"{os.fspath(self.model_path)} is not a folder")
+        if not Path(path).is_dir() and not _may_be_name(path):
+            raise BadRequestError.of("model_path", f"{os.fspath(path)} is not a folder")
 
     @property
     def says_nothing(self) -> bool:
@@ -83,7 +86,7 @@ class StackPlan:
         return float(self.settings.get("start_timeout_s", START_TIMEOUT_S))  # System calls refuse NumPy numbers as times.
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """The names of the pipelines, or of the checkpoint, in words for people."""
         pipeline = ", ".join(self.pipelines)
         if self.model_path is None:
@@ -114,6 +117,7 @@ def with_first(first: object, settings: StackSettings) -> StackSettings:
         return settings
     if "pipeline" in settings:
         raise TypeError("the first argument is the pipeline, and pipeline is another one: leave one of them out")
+    # Such a text is HOST:PORT, perhaps with further addresses after a comma, or a URL.
     if isinstance(first, str) and (re.fullmatch(r"[^/\s]*:\d+(,.*)?", first) or "://" in first):
         host = re.sub(r"^[a-z]+://|/.*$", "", first)
         raise BadRequestError.of("pipeline", f"is the address of a router, {first}; give it by name: Omni(address={host!r})")
@@ -152,12 +156,12 @@ class PrivateStack:
         self._starting = threading.RLock()
         self._launcher: Launcher | None = None
         self._is_given_up = False  # whether a start must end: by `give_up` or `stop`
-        self._answering = threading.Condition()
+        self._changed = threading.Condition()
         """Guards the fields below; notified of each answer."""
-        self._asked: dict[str, Future[dict[str, str]]] = {}
+        self._answers: dict[str, Future[dict[str, str]]] = {}
         """The launcher's answers that are still to come, by pipeline. An answer that has come is removed: a pipeline that is lost later can
         be asked for again."""
-        self._beginning: dict[str, Future[None]] = {}
+        self._begin_calls: dict[str, Future[None]] = {}
         """The calls of `begin` that run on threads for callers on event loops, by pipeline."""
         self._is_reading = False  # whether one of the callers reads the launcher's pipe
         self._unread = b""  # the beginning of a line whose rest has not come
@@ -182,7 +186,7 @@ class PrivateStack:
         the start."""
         with self._starting:
             if not self._address:
-                log.info("starting a private stack: %s", self._plan.told)
+                log.info("starting a private stack: %s", self._plan.label)
                 begin_s = time.monotonic()
                 self._address = self._start()
                 log.info("the private stack serves on %s after %.1f s", self._address, time.monotonic() - begin_s)
@@ -208,22 +212,21 @@ class PrivateStack:
         launcher.stop()
         if self._is_given_up:
             raise ClosedError("the client was closed while its stack started")
-        error = StackError(
-            of_launcher(report.get("error", "")) or f"the launcher ended with code {launcher.returncode} before the stack was ready",
-            hint=report.get("hint") or ("" if "error" in report else "Run `omnistage serve --verbose` to see what the processes say."),
-        )
+        message = of_launcher(report.get("error", "")) or f"the launcher ended with code {launcher.returncode} before the stack was ready"
+        usual_hint = "" if "error" in report else "Run `omnistage serve --verbose` to see what the processes say."
+        error = StackError(message, hint=report.get("hint") or usual_hint)
         error.log = report.get("log", "")
         raise error
 
     async def begun(self, pipeline: str) -> None:
         """Run `begin` on a thread, for a caller on an event loop; all callers that want the same pipeline share one thread. If a caller
         is cancelled, the start goes on for the others."""
-        with self._answering:
-            beginning = self._beginning.get(pipeline)
-            if beginning is None:
-                beginning = self._beginning[pipeline] = on_thread(lambda: self.begin(pipeline), BEGIN_THREAD)
-                beginning.add_done_callback(lambda _: self._beginning.pop(pipeline, None))
-        await asyncio.wrap_future(beginning)
+        with self._changed:
+            future = self._begin_calls.get(pipeline)
+            if future is None:
+                future = self._begin_calls[pipeline] = on_thread(lambda: self.begin(pipeline), BEGIN_THREAD)
+                future.add_done_callback(lambda _: self._begin_calls.pop(pipeline, None))
+        await asyncio.wrap_future(future)
 
     def begin(self, pipeline: str) -> None:
         """Start another pipeline of this stack, and return when it serves; at once if it serves already. Blocks. Raises StackError if it
@@ -232,10 +235,10 @@ class PrivateStack:
             raise ForkedError("this stack is that of the parent of this process")
         self.start()
         until = time.monotonic() + self._plan.start_timeout_s
-        answering = self._ask_for(pipeline)
-        while not answering.done():
-            self._await_answer(answering, until)
-        answer = answering.result()
+        future = self._ask_for(pipeline)
+        while not future.done():
+            self._await_answer(future, until)
+        answer = future.result()
         if "error" not in answer:
             return
         if self._is_given_up:
@@ -247,28 +250,28 @@ class PrivateStack:
     def _ask_for(self, pipeline: str) -> Future[dict[str, str]]:
         """Ask the launcher to start a pipeline, unless its answer to an earlier question is still to come. Returns the future of the
         answer, a line of JSON as a dict, which all callers share."""
-        with self._answering:
-            answering = self._asked.get(pipeline)
-            if answering is None:
-                answering = self._asked[pipeline] = Future()
+        with self._changed:
+            future = self._answers.get(pipeline)
+            if future is None:
+                future = self._answers[pipeline] = Future()
                 assert self._launcher is not None
                 if not self._launcher.say(json.dumps({"start": pipeline}).encode() + b"\n"):
                     self._end_all_waiting()
-            return answering
+            return future
 
-    def _await_answer(self, answering: Future[dict[str, str]], until: float) -> None:
-        """Wait until the launcher has answered, this caller or another one. One waiting caller at a time reads the pipe for all of them.
-        until: time.monotonic() at which StackError is raised."""
-        with self._answering:
+    def _await_answer(self, future: Future[dict[str, str]], until: float) -> None:
+        """Wait until the launcher has answered some caller. Only one of the waiting callers reads the pipe, for all of them. future: of the
+        answer to this caller. until: time.monotonic() at which StackError is raised."""
+        with self._changed:
             left_s = until - time.monotonic()
-            if answering.done():
+            if future.done():
                 return
             if left_s <= 0:
                 raise StackError(
                     f"the pipeline did not serve within {self._plan.start_timeout_s:g} s", hint="Give more time with {start_timeout}."
                 )
             if self._is_reading:
-                self._answering.wait(left_s)
+                self._changed.wait(left_s)
                 return
             self._is_reading = True
         piece: bytes | None = None
@@ -276,10 +279,10 @@ class PrivateStack:
             assert self._launcher is not None
             piece = self._launcher.heard(left_s)
         finally:
-            with self._answering:
+            with self._changed:
                 self._is_reading = False
                 self._take_in(piece)
-                self._answering.notify_all()
+                self._changed.notify_all()
 
     def _take_in(self, piece: bytes | None) -> None:
         """Give the launcher's answers to the callers that wait for them. piece: the next bytes of its output, which may end inside a line;
@@ -288,15 +291,15 @@ class PrivateStack:
             self._end_all_waiting()
         *lines, self._unread = (self._unread + (piece or b"")).split(b"\n")
         for answer in map(json.loads, lines):
-            answering = self._asked.pop(answer["pipeline"], None)
-            if answering is not None:
-                answering.set_result(answer)
+            future = self._answers.pop(answer["pipeline"], None)
+            if future is not None:
+                future.set_result(answer)
 
     def _end_all_waiting(self) -> None:
         """Give all waiting callers the error that the launcher has ended."""
-        for pipeline, answering in self._asked.items():
-            answering.set_result({"error": f"the launcher ended before {pipeline} served"})
-        self._asked.clear()
+        for pipeline, future in self._answers.items():
+            future.set_result({"error": f"the launcher ended before {pipeline} served"})
+        self._answers.clear()
 
     def give_up(self) -> None:
         """Have a start that still runs end soon, with its processes. Waits for nothing; a stack that has already started goes on."""
@@ -352,26 +355,26 @@ class Launcher:
         while no fork may begin."""
         for launcher in list(self._kept):
             launcher._forget_if_over()
-        lifeline, ours = os.pipe()
-        answers, ready = os.pipe()
+        lifeline_read, lifeline_write = os.pipe()
+        answers_read, answers_write = os.pipe()
         # Each list is empty while a thread uses its descriptor, and once it is closed: so `cut` needs no lock.
-        self._lifeline, self._answers = [ours], [answers]
+        self._lifeline, self._answers = [lifeline_write], [answers_read]
         self._is_cut = False
         self._lock = threading.Lock()
         try:
             self._process = subprocess.Popen(
-                command(ready, lifeline),
+                command(answers_write, lifeline_read),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=(ready, lifeline),
+                pass_fds=(answers_write, lifeline_read),
                 start_new_session=True,  # Ctrl-C in the terminal reaches only this process, which then decides
             )
         except BaseException:
             self.cut()
             raise
         finally:
-            os.close(lifeline)
-            os.close(ready)
+            os.close(lifeline_read)
+            os.close(answers_write)
         self._kept.add(self)
 
     @property
@@ -413,9 +416,9 @@ class Launcher:
         except IndexError:
             return b""
         try:
-            listening = select.poll()  # `select` refuses descriptors above 1023.
-            listening.register(fd, select.POLLIN)
-            return os.read(fd, 65536) if listening.poll(1000 * timeout_s) else None
+            poller = select.poll()  # `select` refuses descriptors above 1023.
+            poller.register(fd, select.POLLIN)
+            return os.read(fd, 65536) if poller.poll(1000 * timeout_s) else None
         finally:
             self._answers.append(fd)
             if self._is_cut:

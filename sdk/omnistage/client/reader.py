@@ -67,7 +67,7 @@ MADE = {
 }
 """By output port: the name of the thing that is drawn, and the hint of the error if the pipeline made none."""
 
-Said = TypeVar("Said", TextDelta, ThoughtDelta)
+Delta = TypeVar("Delta", TextDelta, ThoughtDelta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +140,9 @@ class Reader:
                 event = self._take(message.chunk, arrival_s)
             elif kind == "chunks":
                 for chunk in message.chunks.chunks:
-                    piece = self._take(chunk, arrival_s)
-                    if piece is not None:
-                        yield piece
+                    chunk_event = self._take(chunk, arrival_s)
+                    if chunk_event is not None:
+                        yield chunk_event
             elif kind == "failover":
                 if message.failover.kind == stage_pb2.STAGE_KIND_DIFFUSION:
                     self._picture.clear()  # Its pieces come anew: another replica begins the picture again.
@@ -221,11 +221,11 @@ class Reader:
         samples = _decode(chunk)
         if not len(samples):
             return None
-        if rate_hz != (self._sample_rate_hz or rate_hz) or not rate_hz:
+        if not rate_hz or self._sample_rate_hz not in (0, rate_hz):  # 0: this is the first sound.
             raise ProtocolError(f"port {chunk.port}: the sample rate is {rate_hz}, before it was {self._sample_rate_hz}")
         self._sample_rate_hz = rate_hz
         count = chunk.audio.channel_count
-        if count != (self._channels or count):
+        if self._channels not in (0, count):
             raise ProtocolError(f"port {chunk.port}: there are {count} channels, before there were {self._channels}")
         self._channels = count
         encoding = "float32" if chunk.audio.encoding == chunk_pb2.AUDIO_ENCODING_FLOAT32 else "pcm16"
@@ -243,21 +243,22 @@ class Reader:
     def _spoken(self, word: chunk_pb2.SpokenWord) -> SpokenWord:
         """The event of a word, with its text from `_unspoken`. Words come in order, so pieces before it are dropped. Raises
         ProtocolError."""
-        first, end, count = word.first_character, self._unspoken_from, word.character_count
+        first, end = word.first_character, word.first_character + word.character_count
         if first < self._spoken_to or word.end_us < word.begin_us:
             raise ProtocolError(f"the word at character {first} came out of its turn")
-        self._spoken_to = first + count
-        while self._unspoken and end + len(self._unspoken[0]) <= first:
-            end += len(self._unspoken.popleft())
-        self._unspoken_from, text = end, ""
+        self._spoken_to = end
+        while self._unspoken and self._unspoken_from + len(self._unspoken[0]) <= first:
+            self._unspoken_from += len(self._unspoken.popleft())
+        text, text_first = "", self._unspoken_from
         for piece in self._unspoken:
             text += piece
-            if end + len(text) >= first + count:
+            if text_first + len(text) >= end:
                 break
-        return SpokenWord(text[first - end : first - end + count], first, word.begin_us / 1e6, word.end_us / 1e6)
+        return SpokenWord(text[first - text_first : end - text_first], first, word.begin_us / 1e6, word.end_us / 1e6)
 
     def _take_image(self, chunk: chunk_pb2.Chunk, arrival_s: float) -> Picture | None:
-        """Add a piece to a picture; return it if it is whole and no preview that was shown before, else None. Raises ProtocolError."""
+        """Add a piece to a picture. Returns the picture when it is whole; None before that, and for a preview that was shown. Raises
+        ProtocolError."""
         image = chunk.image
         part = image.data
         if part.offset != len(self._picture) or part.total_bytes > MAX_PICTURE_BYTES:
@@ -317,7 +318,7 @@ def _not_made(pipeline: str, due: Collection[str]) -> RequestError:
     return RequestError(f"the drawing ended without a {MADE[port][0]}: {pipeline} made none of this prompt", hint=MADE[port][1])
 
 
-def _text_event(kind: type[Said], text: str, chunk: chunk_pb2.Chunk, arrival_s: float) -> Said | None:
+def _text_event(kind: type[Delta], text: str, chunk: chunk_pb2.Chunk, arrival_s: float) -> Delta | None:
     """The event of a chunk of text, of the class `kind`; None for a chunk that only ends its port."""
     if not text and not chunk.count:
         return None

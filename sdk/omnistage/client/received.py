@@ -165,14 +165,14 @@ class Tensors:
             raise ProtocolError(f"port {port}: {part.total_bytes} bytes are not {shape[0]} rows of {shape[1]}, or too many")
         parts = self._begun.pop(port, bytearray())
         if not part.offset and port in self._cut:
-            parts = bytearray()
+            parts = bytearray()  # The next server sends the tensor again from its first part.
         self._cut.discard(port)
         data = part.data  # in a variable, because each access copies all bytes
         if part.offset != len(parts) or part.offset + len(data) > part.total_bytes:
             raise ProtocolError(f"port {port}: a part at byte {part.offset} of {part.total_bytes}, {len(parts)} is next")
         parts += data
         is_whole = len(parts) == part.total_bytes
-        if chunk.count != (shape[0] if is_whole else 0):
+        if chunk.count != (shape[0] if is_whole else 0):  # The last part alone counts the rows.
             raise ProtocolError(f"port {port}: {shape[0]} rows are not {chunk.count}")
         if not is_whole:
             self._begun[port] = parts

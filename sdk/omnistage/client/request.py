@@ -118,17 +118,18 @@ class Request:
         """The error to raise in place of a server's refusal of a medium; None if no medium was refused. It has the caller's name for the
         medium; the server knows only the medium's number or port. If a field was refused, its name in the text of `error` itself becomes
         the caller's name."""
-        by_name = {"medium": {str(number): medium for number, medium in enumerate(self._media, 1)}, "port": _streamed_media(self._media)}
-        for name, media in by_name.items():
-            which = error.metadata.get(name, "")
-            if which in media:
-                refusal = media[which].refused(error.message.partition(f": {name} {which}: ")[2])
+        numbered = {str(number): medium for number, medium in enumerate(self._media, 1)}
+        for name, media in (("medium", numbered), ("port", _streamed_media(self._media))):
+            key = error.metadata.get(name, "")
+            if key in media:
+                # The server's text is FIELD: medium 2: FAULT, or FIELD: port media0: FAULT.
+                refusal = media[key].refused(error.message.partition(f": {name} {key}: ")[2])
                 refusal.metadata = error.metadata
                 return refusal
-        for field, its_name in self._names.items():
+        for field, callers_name in self._names.items():
             python_name = PYTHON.name_of(field)
-            if error.metadata.get("field") == field and its_name != python_name and error.message.startswith(f"{python_name}:"):
-                error.message = its_name + error.message.removeprefix(python_name)
+            if error.metadata.get("field") == field and callers_name != python_name and error.message.startswith(f"{python_name}:"):
+                error.message = callers_name + error.message.removeprefix(python_name)
                 error.args = (error.message,)
         return None
 
@@ -158,26 +159,25 @@ def _other_prompt(prompt: object) -> str:
 async def read_once(images: Images, audios: Audios, videos: Videos, limit: Limit) -> dict[str, list[Medium]]:
     """Read the media that several requests share: an open file can be read only once. Returns lists of media by the names images, audios
     and videos. Raises DeadlineError if that takes longer than `limit`."""
-    unread = {name: list(listed_media({name: media}, "", to_medium)) for name, media in _by_name(images, audios, videos).items()}
-    if not any(unread.values()):
-        return {name: [] for name in unread}
+    readers = {name: list(listed_media({name: media}, "", to_medium)) for name, media in _by_name(images, audios, videos).items()}
+    if not any(readers.values()):
+        return {name: [] for name in readers}
     with suppress(TimeoutError):
         async with asyncio.timeout(limit.left_s):
-            return await asyncio.to_thread(lambda: {name: [read() for read in those] for name, those in unread.items()})
+            return await asyncio.to_thread(lambda: {name: [read() for read in reads] for name, reads in readers.items()})
     raise limit.passed("its media were not read by then")
 
 
 def for_conversation(conversation: Conversation, options: Options) -> Request:
     """A request of the whole conversation. Raises BadRequestError for a turn of the wrong form."""
-    is_one = isinstance(conversation, str | bytes | bytearray | Mapping) or not isinstance(conversation, Iterable)
-    turn_list = [] if is_one else list(conversation)
+    is_no_list = isinstance(conversation, str | bytes | bytearray | Mapping) or not isinstance(conversation, Iterable)
+    turn_list = [] if is_no_list else list(conversation)
     if not turn_list:
-        text = "; generate takes a text" if isinstance(conversation, str) else ""
-        raise BadRequestError.of("conversation", f"must be a list of turns: [{{'role': 'user', 'content': 'Hello'}}]{text}")
+        advice = "; generate takes a text" if isinstance(conversation, str) else ""
+        raise BadRequestError.of("conversation", f"must be a list of turns: [{{'role': 'user', 'content': 'Hello'}}]{advice}")
     turns = [turn_of(turn, f"conversation[{i}]") for i, turn in enumerate(turn_list)]
-    if not any(
-        role == "user" and any(not isinstance(part, stage_pb2.Part) or part.text.strip() for part in parts) for role, parts in turns
-    ):
+    user_parts = [part for role, parts in turns if role == "user" for part in parts]
+    if not any(not isinstance(part, stage_pb2.Part) or part.text.strip() for part in user_parts):
         fault = "has no turn of the user with text or media in it; give one: {'role': 'user', 'content': 'Hello'}"
         raise BadRequestError.of("conversation", fault)
     return _for_turns(turns, options)
@@ -253,15 +253,15 @@ def _for_turns(turns: Sequence[tuple[str, Sequence[Part]]], options: Options) ->
 def _read_medium(read: ReadMedium, place: stage_pb2.Part, media: list[Medium]) -> int:
     """Read a medium into the request, as `Unread` describes. read: returns the medium. place: the empty part of the request for it; of a
     streamed medium it gets only the name of a port."""
-    medium, port = read(), len(_streamed_media(media))
+    medium, port_number = read(), len(_streamed_media(media))
     part = medium.part
     media.append(medium)
     if isinstance(part, stage_pb2.Part):
         place.CopyFrom(part)
         return len(part.media.data)
-    if port == len(PORTS):
+    if port_number == len(PORTS):
         raise BadRequestError.of(medium.where, f"is one file above {LEAST_BYTES >> 20} MiB too many; a request has at most {len(PORTS)}")
-    place.CopyFrom(part.part(PORTS[port]))
+    place.CopyFrom(part.part(PORTS[port_number]))
     return 0
 
 
@@ -325,12 +325,13 @@ def _colour(background: object) -> str:
 def _lay_on(request: omni_pb2.GenerateRequest, background: str) -> None:
     """Give every picture and film of the request this background colour. Raises BadRequestError if there is no picture or film."""
     parts = [part for message in request.thinker.messages for part in message.parts]
+    # A part of a streamed medium has the type and the background itself.
     media = [part.media if part.HasField("media") else part for part in parts]
-    visible = [one for one in (*media, *request.diffusion.images) if one.media_type.startswith(("image/", "video/"))]
+    visible = [medium for medium in (*media, *request.diffusion.images) if medium.media_type.startswith(("image/", "video/"))]
     if not visible:
         raise BadRequestError.of("background", "is for pictures and films that are sent, and there is none: leave it out")
-    for one in visible:
-        one.background = background
+    for medium in visible:
+        medium.background = background
 
 
 def _option_text(name: str, value: object) -> str:
@@ -362,10 +363,8 @@ def _encoding(options: Mapping[str, Any]) -> Mapping[str, int]:
 def _check_size(size: int) -> None:
     """Raises BadRequestError if a message cannot have this size, in bytes."""
     if size > MAX_MESSAGE_BYTES:
-        fault = (
-            f"is {size / (1 << 20):.1f} MiB with its media; at most {MAX_MESSAGE_BYTES >> 20} MiB are allowed. Send fewer or smaller media."
-        )
-        raise BadRequestError.of("request", fault)
+        rule = f"at most {MAX_MESSAGE_BYTES >> 20} MiB are allowed. Send fewer or smaller media."
+        raise BadRequestError.of("request", f"is {size / (1 << 20):.1f} MiB with its media; {rule}")
 
 
 def _constrain(thinker: stage_pb2.ThinkerParams, options: Mapping[str, Any]) -> None:
@@ -375,7 +374,7 @@ def _constrain(thinker: stage_pb2.ThinkerParams, options: Mapping[str, Any]) -> 
         return
     if len(names) > 1:
         raise BadRequestError.of(names[1], f"a text keeps to one thing only; leave out {' or '.join(names)}")
-    (name,), value = names, options[names[0]]
+    name, value = names[0], options[names[0]]
     if name == "choice":
         texts = list(value) if _is_list(value) else []
         if not texts:
@@ -409,20 +408,26 @@ def _fill(message: Any, values: Mapping[str, Any], names: Sequence[str]) -> None
             minimum = "at least 1" if get_args(OPTIONS[name])[0] is int else "more"
             raise BadRequestError.of(name, f"is 0; give {minimum}, or leave it out for the pipeline's default")
         try:
-            if name in ("stop", "outputs"):
-                if not isinstance(value, str) and not _is_list(value):
-                    raise BadRequestError.of(name, f"is {show_value(value)}; it must be text, or a list of texts")
-                texts = [value] if isinstance(value, str) else list(value)
-                getattr(message, name).extend(checked_text(f"{name}[{i}]", text) for i, text in enumerate(texts))
-            elif name == "sigmas":
-                message.sigmas.extend(map(plain, value))
-            elif name == "options":
-                message.options.update({checked_text(name, one): _option_text(one, option_value) for one, option_value in value.items()})
-            else:
-                if isinstance(value, str):
-                    checked_text(name, value)
-                elif name != "encoding" and (fault := fault_of(OPTIONS[name], value, of_kind=True)):
-                    raise BadRequestError.of(name, fault)
-                setattr(message, PROTO_NAMES.get(name, name), value)
+            _set_field(message, name, value)
         except (AttributeError, TypeError, ValueError, OverflowError) as error:
             raise BadRequestError.of(name, fault_of(OPTIONS[name], value) or str(error)) from error
+
+
+def _set_field(message: Any, name: str, value: Any) -> None:
+    """Set the field of an option. name: of the option. value: as `plain` gives it. Raises BadRequestError, and the errors of the protos
+    and of Python for a value of another type or out of range."""
+    if name in ("stop", "outputs"):
+        if not isinstance(value, str) and not _is_list(value):
+            raise BadRequestError.of(name, f"is {show_value(value)}; it must be text, or a list of texts")
+        texts = [value] if isinstance(value, str) else list(value)
+        getattr(message, name).extend(checked_text(f"{name}[{i}]", text) for i, text in enumerate(texts))
+    elif name == "sigmas":
+        message.sigmas.extend(map(plain, value))
+    elif name == "options":
+        message.options.update({checked_text(name, key): _option_text(key, option_value) for key, option_value in value.items()})
+    else:
+        if isinstance(value, str):
+            checked_text(name, value)
+        elif name != "encoding" and (fault := fault_of(OPTIONS[name], value, of_kind=True)):  # `_encoding` has checked that option.
+            raise BadRequestError.of(name, fault)
+        setattr(message, PROTO_NAMES.get(name, name), value)

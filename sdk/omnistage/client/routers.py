@@ -124,8 +124,8 @@ ENDS_TIMEOUT_S = 0.5
 
 
 async def wait_for_ends(watches: Iterable[asyncio.Task[None]] = ()) -> None:
-    """Wait until gRPC has delivered the ends of all calls on this loop that are over, and of these watches of channels; ENDS_TIMEOUT_S at
-    most, for other users of the loop may have calls that go on.
+    """Wait until gRPC has delivered the ends of all calls on this loop that are over, and until these watches of channels have ended. The
+    wait lasts ENDS_TIMEOUT_S at most, because other users of the loop may have calls that go on.
 
     A cancelled call is over at once for its caller, but gRPC delivers its status a moment later. If the loop is closed by then, the status
     becomes an error on any other loop of this process, because all loops share one poller."""
@@ -351,7 +351,8 @@ async def is_local(address: str) -> bool:
             resolved = [await _addresses(host) for host in hosts]
     except (OSError, TimeoutError, ValueError):  # The look-up failed: the address may be of another machine.
         return False
-    return all(one.is_loopback for addresses in resolved for one in addresses) and all(resolved) and bool(resolved)
+    has_addresses = bool(resolved) and all(resolved)  # There is a host, and each host has an address.
+    return has_addresses and all(one.is_loopback for addresses in resolved for one in addresses)
 
 
 def _hosts(address: str) -> list[str]:
@@ -360,16 +361,19 @@ def _hosts(address: str) -> list[str]:
     if match is None:
         return [_host(address)]
     scheme, rest = match[1], address[match.end() :]
-    if scheme == "dns" and (not rest.startswith("//") or rest.startswith("///")):
+    # The target dns://SERVER/HOST has a name server of its own, which may know other hosts.
+    has_name_server = rest.startswith("//") and not rest.startswith("///")
+    if scheme == "dns" and not has_name_server:
         return [_host(rest.removeprefix("///"))]
-    # A target with a name server of its own may know other hosts.
     return [_host(one) for one in rest.split(",")] if scheme in ("ipv4", "ipv6") else []
 
 
 def _host(text: str) -> str:
     """The host in HOST or HOST:PORT."""
     host, colon, port = text.rpartition(":")
-    return (host if colon and port.isdigit() and (":" not in host or host.endswith("]")) else text).strip("[]")
+    # An IPv6 address without brackets has colons of its own, and no port.
+    has_port = colon and port.isdigit() and (":" not in host or host.endswith("]"))
+    return (host if has_port else text).strip("[]")
 
 
 async def _addresses(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
@@ -390,7 +394,7 @@ def _check_address(address: str) -> str:
         raise _bad_address(f"{address} is a URL; give HOST:PORT alone, without {url[0]} before it and without a path")
     if re.search(r"[\s/]", address):
         raise _bad_address(f"{address!r} is not HOST:PORT")
-    host, colon, port = address.rpartition(":")
+    host, colon, port = address.rpartition(":")  # Without a colon `port` is the whole text.
     if not colon and port.isdigit():
         raise _bad_address(f"{address} has no host; give HOST:PORT, such as 127.0.0.1:{address}")
     if not colon:

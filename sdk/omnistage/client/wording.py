@@ -71,22 +71,24 @@ class Wording:
         """A hint with local names in place of each {NAME}; a {NAME} that is unknown stays."""
 
         def filled(place: re.Match[str]) -> str:
-            name = self.names.get(place[1], place[1] if place[1] in OPTIONS else None)
-            if name is None:
+            name, value = place.groups()
+            local_name = self.names.get(name, name if name in OPTIONS else None)
+            if local_name is None:
                 return place[0]
-            return name if place[2] is None else self.with_value(name, place[2])
+            return local_name if value is None else self.with_value(local_name, value)
 
         return _PLACE.sub(filled, advice)
 
     def message(self, message: str, fields: tuple[str, ...] = ()) -> str:
         """A message in local words. fields: the contract's names of the fields that it is about."""
         for field in fields:
-            for spelt in (field, PYTHON.name_of(field)):
-                if message.startswith(f"{spelt}:"):
-                    message = self.name_of(field) + message[len(spelt) :]
+            for spelling in (field, PYTHON.name_of(field)):
+                if message.startswith(f"{spelling}:"):
+                    message = self.name_of(field) + message[len(spelling) :]
                     break
+        # The head is the field, which has its local name already.
         head, colon, rest = message.partition(": ") if fields else ("", "", message)
-        pieces = _QUOTED.split(rest)  # A quoted text is somebody's own and stays.
+        pieces = _QUOTED.split(rest)  # Every second piece is a quoted text, which is somebody's own and stays.
         pieces[::2] = [_NAME.sub(lambda name: self.name_of(name[0]), piece) for piece in pieces[::2]]
         return f"{head}{colon}{''.join(pieces)}"
 
@@ -281,11 +283,8 @@ def unknown_options(keywords: Mapping[str, object], options: Collection[str], se
 def unknown_settings(keywords: Collection[str], settings: Collection[str], options: Collection[str]) -> TypeError:
     """The error for keyword arguments that `Omni` does not take. settings: those that it takes. options: those that a call takes."""
     of_calls = {name: f"each call takes it: omni.generate(prompt, {name}=...)" for name in options}
-    of_calls |= {
-        name: f"did you mean {similar} of a call, omni.generate(prompt, {similar}=...)?"
-        for name in keywords
-        if name not in OF_CLIENTS and (similar := _of_call(name, settings, options))
-    }
+    likely = {name: _of_call(name, settings, options) for name in keywords if name not in OF_CLIENTS}
+    of_calls |= {name: f"did you mean {one} of a call, omni.generate(prompt, {one}=...)?" for name, one in likely.items() if one}
     return _refusal("Omni takes no", keywords, settings, {**of_calls, **OF_CLIENTS}, "help(Omni)")
 
 
@@ -299,17 +298,17 @@ def _of_call(name: str, settings: Collection[str], options: Collection[str]) -> 
     return "" if similar in settings else similar
 
 
-def _refusal(opening: str, names_refused: Collection[str], names: Collection[str], advice: Mapping[str, str], page: str) -> TypeError:
-    """The error with advice for each name. opening: the text before each name. names: names that may have been misspelt. advice: advice by
-    name. page: the call that shows help; the advice for a name that is similar to no other."""
+def _refusal(opening: str, keywords: Collection[str], names: Collection[str], advice: Mapping[str, str], help_call: str) -> TypeError:
+    """The error for keywords that are not taken. opening: the text before each of them. names: the names that are taken, of which one may
+    have been misspelt. advice: by keyword. help_call: the call that shows help; the error names it if there is no other advice."""
 
     def guess(name: str) -> str:
         if name in advice:
             return advice[name]
         similar = near(name, names)
-        return f"did you mean {similar}?" if similar else f"{page} tells what there is"
+        return f"did you mean {similar}?" if similar else f"{help_call} tells what there is"
 
-    return TypeError("; ".join(f"{opening} {name}: {guess(name)}" for name in sorted(names_refused)))
+    return TypeError("; ".join(f"{opening} {name}: {guess(name)}" for name in sorted(keywords)))
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -351,25 +350,25 @@ def _misfit(name: str, signature: inspect.Signature, positionals: Sequence[Any],
     """The error for a call that does not fit the signature of the method `name`; None: the method itself raises a better error.
     positionals: the positional arguments without `self`. keywords: the keyword arguments."""
     parameters = [one for one in signature.parameters.values() if one.name != "self"]
-    placed = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    positional_names = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     names = [one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
     has_options = any(one.kind is one.VAR_KEYWORD for one in parameters)
-    if len(positionals) > len(placed):
-        return TypeError(_surplus(name, placed, names, positionals))
+    if len(positionals) > len(positional_names):
+        return TypeError(_surplus(name, positional_names, names, positionals))
     if name == "__init__":
         return None  # This method takes any keyword as a setting, and its own error names the unknown ones.
-    unknown = {one: value for one, value in keywords.items() if one not in names and not (has_options and one in OPTIONS)}
+    known_names = {*names, *(OPTIONS if has_options else ())}
+    unknown = {keyword: value for keyword, value in keywords.items() if keyword not in known_names}
     if unknown and has_options:
         kind = name.removeprefix("stream_")
         return unknown_options(unknown, OPTIONS, (*OF_CLIENT, *SETTINGS), kind if kind in OF_METHODS else "generate")
     if unknown:
         return TypeError("; ".join(f"{name} takes no {one}: {_guess(one, names)}" for one in unknown))
-    first = placed[0]
-    if positionals and first in keywords:
-        return TypeError(f"{name} has its {first} twice: first, and by name; leave one of them out")
-    return TypeError(
-        f"{name} needs its {first}, as the first argument" + (f": {name}({FIRST_ARGUMENTS[first]})" if first in FIRST_ARGUMENTS else "")
-    )
+    first_name = positional_names[0]
+    if positionals and first_name in keywords:
+        return TypeError(f"{name} has its {first_name} twice: first, and by name; leave one of them out")
+    example = f": {name}({FIRST_ARGUMENTS[first_name]})" if first_name in FIRST_ARGUMENTS else ""
+    return TypeError(f"{name} needs its {first_name}, as the first argument{example}")
 
 
 def _guess(name: str, names: Sequence[str]) -> str:
@@ -378,35 +377,36 @@ def _guess(name: str, names: Sequence[str]) -> str:
     return f"did you mean {similar}?" if similar else f"it takes {', '.join(names)} alone"
 
 
-def _surplus(name: str, placed: Sequence[str], names: Sequence[str], positionals: Sequence[Any]) -> str:
-    """The error text for too many positional arguments. placed: names of the arguments that may be positional. names: names that may be
-    keywords."""
+def _surplus(name: str, positional_names: Sequence[str], names: Sequence[str], positionals: Sequence[Any]) -> str:
+    """The error text for too many positional arguments. name: of the method. positional_names: the parameters that may be positional.
+    names: the parameters that may be keywords."""
     if name == "__init__":
+        # Omni("localhost", 50050) was meant as an address.
         address = f"{positionals[0]}:{positionals[1]}" if isinstance(positionals[1], int) else "HOST:PORT"
         return f"Omni takes only its pipeline without a name; give what else there is by name, such as Omni(address={address!r})"
-    if not placed:
+    if not positional_names:
         return f"{name} takes no argument without a name; give it by name: {name}({names[0]}={_short_repr(positionals[0])})"
     if name == "as_client":
         return "as_client takes one argument, the key"
-    surplus = positionals[len(placed)]
+    first_name = positional_names[0]
+    surplus = positionals[len(positional_names)]
     if name.endswith("chat"):
-        other = "a turn has its media: {'role': 'user', 'content': ..., 'images': [...]}"
+        advice = "a turn has its media: {'role': 'user', 'content': ..., 'images': [...]}"
     else:
-        other = f"give what else there is by name, such as {name}({placed[0]}, {_keyword(name, surplus)}={_short_repr(surplus)})"
-    return f"{name} takes only its {placed[0]} without a name; {other}"
+        advice = f"give what else there is by name, such as {name}({first_name}, {_keyword(name, surplus)}={_short_repr(surplus)})"
+    return f"{name} takes only its {first_name} without a name; {advice}"
 
 
 def _keyword(name: str, value: object) -> str:
     """The keyword for which a second positional argument was probably meant, guessed from the type of its value. name: of the method."""
     if name.endswith("say"):
         return "voice" if isinstance(value, str) else "speed"
-    candidates = {"draw": ("seed", "images"), "film": ("frames", "image"), "sound": ("seconds", "negative_prompt")}.get(
-        name.removeprefix("stream_")
-    )
-    if candidates is not None:
-        return candidates[not isinstance(value, int | float)]
+    of_drawings = {"draw": ("seed", "images"), "film": ("frames", "image"), "sound": ("seconds", "negative_prompt")}
+    for_number, for_other = of_drawings.get(name.removeprefix("stream_"), ("max_tokens", ""))
     if isinstance(value, int | float):
-        return "max_tokens"
+        return for_number
+    if for_other:
+        return for_other
     first = value[0] if isinstance(value, list) and value else value
     kind = (mimetypes.guess_type(fspath(first))[0] or "") if isinstance(first, str | PathLike) else ""
     return next((f"{one}s" for one in ("audio", "video") if kind.startswith(one)), "images")
