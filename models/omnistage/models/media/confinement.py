@@ -83,17 +83,17 @@ def confine() -> bool:
     """Allow only CALLS and LIMITED from here on, for all threads, as long as the process lives. Every other call fails with REFUSED.
     Returns False if the kernel has no such filters. Raises RuntimeError if one thread cannot be confined."""
     code = _filter()
-    words = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in code))
-    program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(code), ctypes.addressof(words)))
+    instructions = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *instruction) for instruction in code))
+    program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(code), ctypes.addressof(instructions)))
     libc = ctypes.CDLL(None)
     libc.syscall.argtypes = [ctypes.c_long, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_void_p]
     libc.prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong]
-    done = libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.syscall(
+    result = libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.syscall(
         SECCOMP_CALL, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, program
     )
-    if done > 0:
-        raise RuntimeError(f"thread {done} of this process cannot be confined as the others are")
-    return bool(done == 0)
+    if result > 0:  # The number of a thread, by SECCOMP_FILTER_FLAG_TSYNC.
+        raise RuntimeError(f"thread {result} of this process cannot be confined as the others are")
+    return bool(result == 0)
 
 
 def _filter() -> list[Instruction]:
@@ -102,23 +102,23 @@ def _filter() -> list[Instruction]:
         (LOAD, 0, 0, 4),  # the architecture of the call: numbers of other architectures mean other calls
         (JUMP_EQUAL, 1, 0, AUDIT_ARCH_X86_64),
         REFUSE,
-        (LOAD, 0, 0, 0),
+        (LOAD, 0, 0, 0),  # the number of the call
     ]
     for call in CALLS:
         code += [(JUMP_EQUAL, 0, 1, call), ALLOW]
-    for call in dict.fromkeys(one.call for one in LIMITED):
-        body = [instruction for one in LIMITED if one.call == call for instruction in _check_argument(one)]
-        code += [(JUMP_EQUAL, 0, len(body) + 1, call), *body, ALLOW]
+    for call in dict.fromkeys(limit.call for limit in LIMITED):
+        checks = [instruction for limit in LIMITED if limit.call == call for instruction in _check_argument(limit)]
+        code += [(JUMP_EQUAL, 0, len(checks) + 1, call), *checks, ALLOW]  # Any other call skips the checks and ALLOW.
     return [*code, REFUSE]
 
 
-def _check_argument(one: Only) -> list[Instruction]:
+def _check_argument(limit: Only) -> list[Instruction]:
     """The instructions that check one argument of a call: they refuse the call, or the kernel runs the next instructions."""
-    load = (LOAD, 0, 0, 16 + 8 * one.argument)  # the lower half, which this machine stores first
-    if one.without:
-        return [load, (JUMP_ANY, 0, 1, one.without), REFUSE]
-    skip_counts = range(len(one.values), 0, -1)
-    return [load, *((JUMP_EQUAL, skipped, 0, value) for skipped, value in zip(skip_counts, one.values, strict=True)), REFUSE]
+    load = (LOAD, 0, 0, 16 + 8 * limit.argument)  # the lower half, which this machine stores first
+    if limit.without:
+        return [load, (JUMP_ANY, 0, 1, limit.without), REFUSE]
+    skip_counts = range(len(limit.values), 0, -1)  # An equal value skips the comparisons after it and REFUSE.
+    return [load, *((JUMP_EQUAL, skipped, 0, value) for skipped, value in zip(skip_counts, limit.values, strict=True)), REFUSE]
 
 
 SHORTAGES = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO)

@@ -88,27 +88,28 @@ def _asf_bytes(file: BinaryIO) -> int:
     file.seek(0)
     head = file.read(ASF_BYTES)
     at = head.find(ASF_FILE)
+    # The object has the file's size at its byte 40, and its flags, 4 bytes, at byte 88.
     if at < 0 or len(head) < at + 92 or head[at + 88] & ASF_LIVE:
         return 0
     return int(struct.unpack_from("<Q", head, at + 40)[0])
 
 
 def _lacks_list(file: BinaryIO, file_bytes: int) -> bool:
-    """Whether a file of `file_bytes` consists of boxes with media in them, and none of them lists the media: fewer bytes than SLACK can be
-    all of that list, or its beginning."""
+    """Whether a file of `file_bytes` consists of boxes with media, and no box lists the media. The check of the file's length may miss
+    this: the list, or its beginning, may have fewer bytes than SLACK."""
     if not _has_boxes(file):
         return False
     ends = {_kind_inside(file, kind, begin): end for kind, begin, end in boxes(file)}
     # Behind a box of a kind that is not known here there may be a list.
-    is_all = max(ends.values(), default=0) + BOX_HEAD > file_bytes
-    return is_all and b"mdat" in ends and not ends.keys() & LISTS
+    are_all_known = max(ends.values(), default=0) + BOX_HEAD > file_bytes
+    return are_all_known and b"mdat" in ends and not ends.keys() & LISTS
 
 
 def _kind_inside(file: BinaryIO, kind: bytes, begin: int) -> bytes:
     """The kind of a box that begins there: FFmpeg takes a free box for the list if it holds one, as an interrupted program leaves it."""
     if kind != b"free":
         return kind
-    file.seek(begin + BOX_HEAD + 4)
+    file.seek(begin + BOX_HEAD + 4)  # The type of the first box inside, after the size of that box.
     return b"moov" if file.read(4) in (b"mvhd", b"cmov") else kind
 
 
@@ -125,7 +126,7 @@ def boxes(file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
         file.seek(at)
         size, kind, large = struct.unpack(">I4sQ", file.read(16).ljust(16, b"\0"))
         size = large if size == 1 else size
-        if kind not in BOX_TYPES or size < 8:
+        if kind not in BOX_TYPES or size < BOX_HEAD:
             return
         yield kind, at, at + size
         at += size
@@ -143,7 +144,8 @@ def matroska_bytes(file: BinaryIO) -> int:
 
 
 def _matroska_size(file: BinaryIO) -> int | None:
-    """Read a number of 1 to 8 bytes, one more than leading zero bits. None if all its bits are set (unknown), or at the file's end."""
+    """Read a number, which has 1 to 8 bytes: one byte more than its first byte has zeros in front of the first 1. None if all its other
+    bits are set, which means unknown, and at the file's end."""
     first = file.read(1)
     length = 9 - first[0].bit_length() if first and first[0] else 0
     if not length:
@@ -225,19 +227,19 @@ def _is_default(stream: Any) -> bool:
 def packets(container: InputContainer, *streams: Any) -> Iterator[Any]:
     """Yields the packets of these streams; the last one of each stream is empty. Where recordings were joined, each with its own clock,
     times are moved so that each recording goes on where the last one ended."""
-    restarts = bool(container.format.flags & cast(int, Flags.ts_discont.value))
-    shift = Fraction(0)
-    before: dict[int, tuple[Fraction, Fraction]] = {}
+    may_restart = bool(container.format.flags & cast(int, Flags.ts_discont.value))
+    shift_s = Fraction(0)
+    earlier: dict[int, tuple[Fraction, Fraction]] = {}  # By stream: begin and length of its last packet, in seconds.
     for packet in container.demux(*streams):
-        if restarts and packet.dts is not None and packet.time_base:
+        if may_restart and packet.dts is not None and packet.time_base:
             unit, index = packet.time_base, packet.stream_index
-            at = packet.dts * unit + shift
-            last, step = before.get(index, (at, Fraction(0)))
-            if not -STEP_BACK <= at - last - step <= LEAP:
-                shift += last + step - at
-                at = last + step
-            before[index] = at, packet.duration * unit if packet.duration else at - last
-            ticks = round(shift / unit)
+            begin_s = packet.dts * unit + shift_s
+            last_s, length_s = earlier.get(index, (begin_s, Fraction(0)))
+            if not -STEP_BACK <= begin_s - last_s - length_s <= LEAP:
+                shift_s += last_s + length_s - begin_s
+                begin_s = last_s + length_s
+            earlier[index] = begin_s, packet.duration * unit if packet.duration else begin_s - last_s
+            ticks = round(shift_s / unit)
             packet.dts += ticks
             packet.pts = None if packet.pts is None else packet.pts + ticks
         yield packet
@@ -249,12 +251,12 @@ def frames(container: InputContainer, stream: Any, other_stream: Any = None) -> 
     BadMedia is raised if they lose too many."""
     decoder = _decoder(stream)
     count = undecoded = 0
-    broken = None
+    last_error = None  # Raised if another packet follows.
     for packet in packets(container, stream, *([other_stream] if other_stream else [])):
         if packet.stream.index != stream.index:  # the last, empty packet has no number of its own
             continue
-        if broken and packet.size:
-            raise broken
+        if last_error and packet.size:
+            raise last_error
         count += bool(packet.size)
         try:
             yield from decoder.decode(packet)
@@ -262,19 +264,19 @@ def frames(container: InputContainer, stream: Any, other_stream: Any = None) -> 
             if is_memory(error) or is_refusal(error):
                 raise
             undecoded += 1
-            broken = None if stream.codec_context.name in FOUND_BY_A_MARK else error
+            last_error = None if stream.codec_context.name in FOUND_BY_A_MARK else error
     if undecoded > max(UNDECODED * count, 1):
         raise BadMedia(f"{undecoded} of its {count} frames of sound cannot be decoded: it is damaged, encode it anew")
 
 
 def _decoder(stream: Any) -> Any:
-    """A decoder for a stream that `checked_decoder` has checked. Transparent films in VP8 and VP9 need another decoder than FFmpeg's own,
-    which do not read the transparency that comes with each packet."""
+    """A decoder for a stream that `checked_decoder` has checked. Transparent films in VP8 and VP9 need another decoder: FFmpeg's own do not
+    read the transparency that comes with each packet."""
     checked = stream.codec_context
-    seeing = ALPHA_DECODERS.get(checked.name) if stream.metadata.get("alpha_mode") == "1" else None
-    if seeing is None:
+    alpha_decoder = ALPHA_DECODERS.get(checked.name) if stream.metadata.get("alpha_mode") == "1" else None
+    if alpha_decoder is None:
         return checked
-    decoder: Any = av.CodecContext.create(seeing, "r")
+    decoder: Any = av.CodecContext.create(alpha_decoder, "r")
     decoder.thread_count, decoder.options = checked.thread_count, checked.options
     return decoder
 
@@ -287,8 +289,7 @@ def check_listed(container: InputContainer, file: BinaryIO) -> None:
     size = file.seek(0, io.SEEK_END)
     file.seek(place)
     ends = [entry.pos + entry.size for stream in (*container.streams.video, *container.streams.audio) for entry in stream.index_entries]
-    missing = sum(end > size for end in ends)
-    if missing:
+    if missing := sum(end > size for end in ends):
         raise BadMedia(f"it lists {len(ends)} pieces, and {missing} of them are missing: it was cut off, send all of it")
 
 

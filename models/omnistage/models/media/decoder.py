@@ -132,11 +132,10 @@ class MediaDecoder:
     async def _decode_once(self, kind: Kind, source: Source, ask: Preprocessing, client: str, make: Make[T]) -> T:
         """Have one process decode a medium, and return what `make` builds from its answer. Raises the error with which the process refused.
         A process whose answer makes no sense is replaced."""
-        request = {"kind": kind, "ask": asdict(ask)}
         films = self._films.taken(client) if kind == "video" else nullcontext()
-        line = f"{client}/films" if kind == "video" else client  # Other media do not wait for films of their own client.
-        async with films, self._process(line) as process, _files(source) as (file, result):
-            answer = await process.decode(request, file, result, self.limits.of(kind)[1])
+        turn_name = f"{client}/films" if kind == "video" else client  # Other media do not wait for films of their own client.
+        async with films, self._process(turn_name) as process, _files(source) as (file, result):
+            answer = await process.decode({"kind": kind, "ask": asdict(ask)}, file, result, self.limits.of(kind)[1])
             with _distrust():
                 fields = json.loads(answer)
                 if (refusal := _refusal(fields)) is None:
@@ -153,13 +152,13 @@ class MediaDecoder:
             self._turns.leave(client)
             raise DecoderFailed(f"no process that decodes media can be started: {error}") from error
         self._busy.add(process)
-        well = False
+        is_reusable = False
         try:
             yield process
-            well = not process.is_spent()
+            is_reusable = not process.is_spent()
         finally:
             self._busy.remove(process)
-            if well:
+            if is_reusable:
                 self._idle.append(process)
                 self._turns.leave(client)
             else:
@@ -331,9 +330,9 @@ class DecodingProcess(HelperProcess):
 
     def _fault(self) -> str:
         """The text of the error for a medium whose process has ended."""
-        match self.status():
-            case status if status == OUT_OF_MEMORY:
-                return f"decoding it takes more memory than the {bytes_told(self._memory_bytes)} there are: send a smaller one"
-            case status if status == -TIME_IS_UP:
-                return "decoding it takes longer than any of its size should: encode it anew, or send a part of it"
+        status = self.status()
+        if status == OUT_OF_MEMORY:
+            return f"decoding it takes more memory than the {bytes_told(self._memory_bytes)} there are: send a smaller one"
+        if status == -TIME_IS_UP:  # A process that a signal ended has the negative number of the signal.
+            return "decoding it takes longer than any of its size should: encode it anew, or send a part of it"
         return f"decoding it ended the process that does it ({self.death()}): it is damaged or too large, encode it anew"

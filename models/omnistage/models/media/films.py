@@ -49,11 +49,11 @@ COMPLETE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """When the frames of a film are shown. shown: the moments, rising, in ticks of `unit` seconds. told: whether the frames state them;
-    else they follow from the order of frames. rate_hz: frames a second in the header, or 0. sound_end_s: when the sound ends."""
+    """When the frames of a film are shown. shown: the moments, rising, in ticks of `unit` seconds. are_stated: whether the frames state
+    them; else they follow from the order of frames. rate_hz: frames a second in the header, or 0. sound_end_s: when the sound ends."""
 
     shown: list[int]
-    told: bool
+    are_stated: bool
     unit: Fraction
     rate_hz: float
     sound_end_s: float
@@ -85,30 +85,30 @@ class FilmSamples:
 
 def decode(file: BinaryIO, ask: FilmPreprocessing, limits: MediaLimits, output: BoundedFile) -> FilmSamples:
     """Decode the film: put its frames, and the samples of its sound if asked for, into `output`. Raises BadMedia, or errors of FFmpeg."""
-    heard_at = _first_heard(file, limits) if ask.use_audio else None
+    sound_begin_s = _first_heard(file, limits) if ask.use_audio else None
     with _open(file, limits) as container:
         stream = _stream(container, limits)
         containers.check_listed(container, file)
         times = _times(container, stream, ask, limits)
-        begin_s = float(times.shown[0] * times.unit)
-        begin_s = begin_s if heard_at is None else min(begin_s, heard_at)
-        lasting = _shown_from(times, begin_s, limits)
+        first_frame_s = float(times.shown[0] * times.unit)
+        begin_s = first_frame_s if sound_begin_s is None else min(first_frame_s, sound_begin_s)
+        moments = _shown_from(times, begin_s, limits)
         # A file need not state its size: then the fewest possible tokens are assumed.
         height, width = stream.height or 1, round((stream.width or 1) * pixel_aspect(stream)) or 1
         sound_s = max(times.sound_end_s - begin_s, 0.0) if ask.use_audio else 0.0
         ask = ask.fitting(height, width, sound_s)
-        plan = plan_frames(lasting, times.unit, times.rate_hz, ask)
+        plan = plan_frames(moments, times.unit, times.rate_hz, ask)
         check_room(ask.tokens(len(plan.moments), height, width, sound_s), ask.room)
     with _open(file, limits) as container:
         stream = _stream(container, limits)
         containers.checked_decoder(stream, containers.VIDEO_DECODERS, limits)
         sound_stream = containers.sound_stream(container) if ask.use_audio else None
-        decoded = _decode_frames(container, stream, sound_stream, None if times.told else times.shown)
+        decoded = _decode_frames(container, stream, sound_stream, None if times.are_stated else times.shown)
         shape = _put_frames(_frames_at(decoded, plan.moments), pixel_aspect(stream), len(plan.moments), ask, limits, output)
-    if heard_at is None:
+    if sound_begin_s is None:
         return FilmSamples(shape, plan.frame_s, 0)
     with _open(file, limits) as container:
-        samples = sounds.track(container, ask, limits, quiet_s=heard_at - begin_s, film=containers.video_stream(container))
+        samples = sounds.track(container, ask, limits, quiet_s=sound_begin_s - begin_s, film=containers.video_stream(container))
     output.put(samples)
     return FilmSamples(shape, plan.frame_s, len(samples))
 
@@ -164,7 +164,8 @@ def _times(container: Any, stream: Any, ask: FilmPreprocessing, limits: MediaLim
     if not moments:
         raise BadMedia("it has no frames: send a film that lasts")
     rate_hz = float(stream.average_rate or 0)
-    for are_stated, times in ((True, moments), (False, orders))[container.format.name in containers.UNTOLD :]:
+    stated = [] if container.format.name in containers.UNTOLD else [(True, moments)]
+    for are_stated, times in (*stated, (False, orders)):
         sorted_moments = sorted(moment for moment in times if moment is not None)
         if len(sorted_moments) == len(times):
             return Times(sorted_moments, are_stated, stream.time_base, rate_hz, sound_end_s)
@@ -173,8 +174,8 @@ def _times(container: Any, stream: Any, ask: FilmPreprocessing, limits: MediaLim
 
 def _check_goes_on(orders: list[int | None], unit: Fraction) -> None:
     """Raises BadMedia if the last of the times, in ticks of `unit` seconds, goes back so far that another film begins. In formats where
-    that is no harm, `containers.packets` has moved the times."""
-    before, last = ([None, *orders])[-2:]
+    this does no harm, `containers.packets` has moved the times."""
+    before, last = [None, *orders[-2:]][-2:]
     if before is not None and last is not None and (before - last) * unit > BACK_S:
         raise BadMedia("its times go back in the middle, as where films were joined: send each of them by itself")
 
@@ -182,9 +183,9 @@ def _check_goes_on(orders: list[int | None], unit: Fraction) -> None:
 def _shown_from(times: Times, begin_s: float, limits: MediaLimits) -> list[int]:
     """The moments from begin_s (seconds) on at which frames are shown, in ticks. The first frame is repeated for the time before it."""
     first, gap = times.shown[0], times.gap
-    before = float(first * times.unit) - begin_s
-    _check_seconds(float((times.shown[-1] - first) * times.unit) + before, limits)
-    repeats = round(before / float(gap * times.unit))
+    wait_s = float(first * times.unit) - begin_s
+    _check_seconds(float((times.shown[-1] - first) * times.unit) + wait_s, limits)
+    repeats = round(wait_s / float(gap * times.unit))
     _check_frames(len(times.shown) + repeats, limits)
     return [round(first - gap * number) for number in range(repeats, 0, -1)] + times.shown
 
@@ -194,17 +195,18 @@ def plan_frames(times: list[int], unit: Fraction, rate_hz: float, ask: FilmPrepr
     header, 0 if it states none."""
     frames = len(times)
     gap = (times[-1] - times[0]) / (frames - 1) if frames > 1 else 0.0
-    found_hz = float(1 / (gap * unit)) if gap else rate_hz or USUAL_RATE_HZ
-    even = all(abs(time - times[0] - number * gap) <= gap / 2 for number, time in enumerate(times))
-    if even and rate_hz and abs(rate_hz / found_hz - 1) < CLOSE:
-        found_hz = rate_hz
-    numbers = sample_frames(frames, found_hz, ask)
-    frame_s = frames / found_hz / len(numbers)
-    if even:
+    frame_hz = float(1 / (gap * unit)) if gap else rate_hz or USUAL_RATE_HZ
+    is_even = all(abs(time - times[0] - number * gap) <= gap / 2 for number, time in enumerate(times))
+    if is_even and rate_hz and abs(rate_hz / frame_hz - 1) < CLOSE:
+        frame_hz = rate_hz
+    numbers = sample_frames(frames, frame_hz, ask)
+    frame_s = frames / frame_hz / len(numbers)
+    if is_even:
         return FramePlan([times[number] for number in numbers], frame_s)
-    spread = Fraction(times[-1] - times[0]) * frames / (frames - 1) / len(numbers)
-    at = [bisect.bisect_right(times, times[0] + number * spread) - 1 for number in range(len(numbers))]
-    return FramePlan([times[number] for number in at], frame_s)
+    # The film lasts one gap longer than from its first moment to its last.
+    step = Fraction(times[-1] - times[0]) * frames / (frames - 1) / len(numbers)
+    shown_numbers = [bisect.bisect_right(times, times[0] + index * step) - 1 for index in range(len(numbers))]
+    return FramePlan([times[number] for number in shown_numbers], frame_s)
 
 
 def _decode_frames(container: Any, stream: Any, sound_stream: Any, order: Sequence[int] | None) -> Iterator[tuple[int, Any]]:
@@ -218,7 +220,7 @@ def _decode_frames(container: Any, stream: Any, sound_stream: Any, order: Sequen
 
 def _frames_at(decoded: Iterable[tuple[int, Any]], moments: Sequence[int]) -> Iterator[Any]:
     """Yields for each of the moments (ticks, rising) the frame that is shown then; holds one frame at a time. Moments after the last frame
-    get the last frame; if they are more than a tenth, BadMedia is raised instead."""
+    get the last frame. Raises BadMedia if more than a tenth of the moments come after it."""
     shown = None
     shown_at = yielded = 0
     for moment, frame in decoded:
@@ -285,12 +287,15 @@ def shown_picture(frame: Any, aspect: float, background: Colour) -> tuple[Image.
     by its height. background: the colour under transparent pixels."""
     pixels = _lay_on(frame, background)
     shown = pixels.shape[0], max(round(pixels.shape[1] * aspect), 1)
-    across, along = _matrix(frame)
-    if abs(across[1]) <= LEAST_TURN * abs(across[0]) and abs(along[0]) <= LEAST_TURN * abs(along[1]):
-        return Image.fromarray(_flip(pixels, along[1], across[0])), shown
-    if abs(across[0]) <= LEAST_TURN * abs(across[1]) and abs(along[1]) <= LEAST_TURN * abs(along[0]):
-        return Image.fromarray(_flip(pixels.swapaxes(0, 1), across[1], along[0])), shown[::-1]
-    clockwise = math.degrees(math.atan2(across[1] / math.hypot(across[1], along[1]), across[0] / math.hypot(across[0], along[0])))
+    (across_right, across_down), (along_right, along_down) = _matrix(frame)
+    # Rows stay rows, at most mirrored.
+    if abs(across_down) <= LEAST_TURN * abs(across_right) and abs(along_right) <= LEAST_TURN * abs(along_down):
+        return Image.fromarray(_flip(pixels, along_down, across_right)), shown
+    # Rows become columns.
+    if abs(across_right) <= LEAST_TURN * abs(across_down) and abs(along_down) <= LEAST_TURN * abs(along_right):
+        return Image.fromarray(_flip(pixels.swapaxes(0, 1), across_down, along_right)), shown[::-1]
+    sine, cosine = across_down / math.hypot(across_down, along_down), across_right / math.hypot(across_right, along_right)
+    clockwise = math.degrees(math.atan2(sine, cosine))
     return Image.fromarray(pixels).rotate(-clockwise, Image.Resampling.BILINEAR), shown
 
 
@@ -300,7 +305,7 @@ def _matrix(frame: Any) -> tuple[tuple[int, int], tuple[int, int]]:
     if side_entry is None:
         return (1, 0), (0, 1)
     a, b, _, c, d, *_ = (int(value) for value in np.frombuffer(bytes(side_entry), np.int32))
-    if not (a or c) or not (b or d):
+    if a == c == 0 or b == d == 0:
         return (1, 0), (0, 1)  # all pixels on one line, which nobody means
     return (a, b), (c, d)
 

@@ -149,10 +149,12 @@ def _opacity(image: Image.Image, stored: str, file: BinaryIO) -> Image.Image | N
         return Image.fromarray((np.asarray(image) != key) * np.uint8(255))
     if image.mode == "RGB" and stored.startswith("RGB;16"):
         # Pillow keeps only the upper bytes of the samples: two colours are equal only if the lower bytes agree too.
-        lower = Image.open(_rewound(file), formats=[str(image.format)])
+        file.seek(0)
+        lower = Image.open(file, formats=[str(image.format)])
         lower.tile = [tile._replace(args="RGB;16L") for tile in lower.tile]
         lower.load()
-        return ImageChops.lighter(*(_key_opacity(part, [value >> bits & 255 for value in key]) for part, bits in ((image, 8), (lower, 0))))
+        upper_key, lower_key = ([value >> bits & 255 for value in key] for bits in (8, 0))
+        return ImageChops.lighter(_key_opacity(image, upper_key), _key_opacity(lower, lower_key))
     if stored in KEY_BITS:
         max_value = (1 << KEY_BITS[stored]) - 1
         image.info["transparency"] = (key & max_value) * 255 // max_value
@@ -168,11 +170,6 @@ def _straight(image: Image.Image) -> Image.Image:
 def _key_opacity(image: Image.Image, key: list[int]) -> Image.Image:
     image.info["transparency"] = tuple(key)
     return image.convert("RGBA").getchannel("A")
-
-
-def _rewound(file: BinaryIO) -> BinaryIO:
-    file.seek(0)
-    return file
 
 
 def _drawn_part(image: Image.Image, box: tuple[int, int, int, int] | None, opacity: Image.Image | None) -> Image.Image | None:
@@ -258,6 +255,7 @@ def _transform(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
     if mode == "CMYK":
         return transform
     levels = np.linspace(0, 255, 256 if mode == "L" else 9).astype(np.uint8)
-    tried = Image.fromarray(levels[None] if mode == "L" else np.stack(np.meshgrid(levels, levels, levels), axis=-1).reshape(9, -1, 3))
-    changed = ImageChops.difference(tried.convert("RGB"), ImageCms.applyTransform(tried, transform) or tried)
-    return transform if max(high for _, high in changed.getextrema()) > SAME_LEVELS else None  # type: ignore[misc]
+    # All greys, or all colours of 9 levels each.
+    samples = Image.fromarray(levels[None] if mode == "L" else np.stack(np.meshgrid(levels, levels, levels), axis=-1).reshape(9, -1, 3))
+    changes = ImageChops.difference(samples.convert("RGB"), ImageCms.applyTransform(samples, transform) or samples)
+    return transform if max(high for _, high in changes.getextrema()) > SAME_LEVELS else None  # type: ignore[misc]

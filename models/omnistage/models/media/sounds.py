@@ -92,7 +92,7 @@ def _add(container: Any, mixer: Mixer, limits: MediaLimits, *, quiet_s: float = 
             mixer.add_silence(gap_s, frame.sample_rate)
         mixer.add(_samples(frame), frame.sample_rate)
         samples += frame.samples
-    # Of all formats only a FLAC's header is believed here.
+    # A FLAC states the number of its samples in its header.
     if container.format.name == "flac" and samples < (stated_samples := (stream.duration or 0) * stream.time_base * stream.sample_rate):
         raise BadMedia(f"it says that it has {stated_samples} samples, and {samples} are there: it was cut off, send all of it")
 
@@ -101,12 +101,11 @@ def _samples(frame: Any) -> NDArray[np.float32]:
     """The samples of a decoded frame, [n, channels]; full scale is 1."""
     array: NDArray[Any] = frame.to_ndarray()
     block = array.T if frame.format.is_planar else array.reshape(frame.samples, -1)
-    if block.dtype.kind == "f":
-        return block.astype(np.float32)
-    full_scale = 2.0 ** (8 * block.dtype.itemsize - 1)
     samples = block.astype(np.float32)
-    samples -= full_scale if block.dtype.kind == "u" else 0.0
-    samples /= full_scale
+    if block.dtype.kind != "f":
+        full_scale = 2.0 ** (8 * block.dtype.itemsize - 1)
+        samples -= full_scale if block.dtype.kind == "u" else 0.0  # The middle of unsigned numbers is silence.
+        samples /= full_scale
     return samples
 
 

@@ -175,6 +175,7 @@ class FilmPreprocessing:
         slow or long film gives fewer frames than fps asks for: then the model gets the real seconds, `frame_s`."""
         if self.film_fps:
             return 1 / self.film_fps
+        # In these seconds fps would give at least one step of frames_multiple more.
         return frame_s if frames * frame_s * self.fps >= frames + self.frames_multiple else 1 / self.fps
 
 
@@ -219,7 +220,8 @@ def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixe
 def grown_to(max_squares: int, factor: int) -> int:
     """The largest `min_pixels` with which no picture grows to more than `max_squares` of `factor` by `factor` pixels.
 
-    A picture of N squares, A times longer than wide, has sides of sqrt(N A) and sqrt(N / A), of which each is rounded up."""
+    A picture of N squares, A times longer than wide, has sides of sqrt(N A) and sqrt(N / A), of which each is rounded up. So it grows to
+    fewer than (sqrt(N A) + 1) (sqrt(N / A) + 1) squares. N is the solution for which these are `max_squares`, at the longest aspect."""
     sides = math.sqrt(MOST_ASPECT) + 1 / math.sqrt(MOST_ASPECT)
     return max(int(((math.sqrt(sides**2 + 4 * (max_squares - 1)) - sides) / 2 * factor) ** 2), 1)
 
