@@ -74,8 +74,7 @@ class Ending:
 
     def __init__(self, task: asyncio.Task[object], grace_s: float, notices: Notices | None) -> None:
         self.stack: Stack | None = None
-        self.number = signal.SIGTERM
-        """The last signal that came."""
+        self.last_signal = signal.SIGTERM
         self.serves = False
         """Whether the stack has started."""
         self.came = False
@@ -109,7 +108,7 @@ class Ending:
 
     def _signalled(self, number: signal.Signals) -> None:
         """At the first signal begin the end; at the second end everything at once; ignore further signals."""
-        self.number = number
+        self.last_signal = number
         if not self.came:
             self.begin(f"on {number.name}")
         elif not self.is_now:
@@ -148,12 +147,13 @@ class Ending:
             self._task.cancel()
 
     def _waits_for(self, answers: int | None) -> str:
-        """The last part of the printed line: how many running answers the end waits for, and how long; empty if none runs. answers: how
-        many run; None: not known."""
+        """The last part of the printed line, which says how many running answers the end waits for, and how long. It is empty if none runs.
+        answers: number of running answers; None: not known."""
         if answers == 0:
             return ""
-        text = "answers that run get" if answers is None else "1 answer runs and gets" if answers == 1 else f"{answers} answers run and get"
-        signal_text = "Ctrl-C again" if self.number == signal.SIGINT else f"{self.number.name} again"
+        texts = {None: "answers that run get", 1: "1 answer runs and gets"}
+        text = texts.get(answers, f"{answers} answers run and get")
+        signal_text = "Ctrl-C again" if self.last_signal == signal.SIGINT else f"{self.last_signal.name} again"
         return f": {text} up to {self._grace_s:g} s; {signal_text} ends it all now"
 
     def _say(self, markup: str) -> None:
@@ -212,12 +212,12 @@ async def end_when_idle(limit_s: float, addresses: Callable[[], Mapping[str, str
 async def _watch_requests(limit_s: float, addresses: Callable[[], Mapping[str, str]], end: Callable[[], object]) -> None:
     """Compare the counts of requests again and again, and call `end` when they have not changed for limit_s."""
     clock = asyncio.get_running_loop().time
-    asked_at, before = clock(), await count_requests(addresses())
-    while clock() - asked_at < limit_s:
+    idle_since, last_counts = clock(), await count_requests(addresses())
+    while clock() - idle_since < limit_s:
         await asyncio.sleep(min(limit_s / IDLE_LOOKS, MAX_PERIOD_S))
         counts = await count_requests(addresses())
-        if counts is None or counts != before:
-            asked_at, before = clock(), counts
+        if counts is None or counts != last_counts:
+            idle_since, last_counts = clock(), counts
     end()
 
 
@@ -300,16 +300,16 @@ class Owner:
 
     @contextmanager
     def ends_all(self) -> Iterator[None]:
-        """Inside this block the end of the lifeline ends this process at once. This process may be fetching gigabytes for which nobody
-        waits any more. A later fetch goes on from there, and nothing else needs a clean-up."""
+        """A context in which the end of the lifeline ends this process at once. The process may be fetching gigabytes, for which nobody
+        waits any more. A later fetch goes on where this one ended, and nothing else needs a clean-up."""
         if not self.is_private:
             yield
             return
-        over, end = os.pipe()
+        over_read, over_write = os.pipe()  # Closing its writing end ends the thread.
 
         def watch() -> None:
             listening = select.poll()
-            for fd in (self._lifeline_fd, over):
+            for fd in (self._lifeline_fd, over_read):
                 listening.register(fd, select.POLLIN)
             if self._lifeline_fd in dict(listening.poll()):
                 os._exit(1)
@@ -319,9 +319,9 @@ class Owner:
         try:
             yield
         finally:
-            os.close(end)
+            os.close(over_write)
             watching.join()
-            os.close(over)
+            os.close(over_read)
 
 
 def error_line(error: OmniError) -> dict[str, str]:

@@ -110,6 +110,7 @@ def settings_text(context: typer.Context) -> str:
             else _file_value(context.params[name], is_many=option.multiple)
         )
         is_unset = value is None or value == ""
+        # YAML ends a text that is a single value with a line of three dots.
         origin = f"default: {UNSET.get(name, OWN)}" if is_unset else _origin(context, name, "command line") or "default"
         text = "null" if is_unset else yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("...\n").rstrip()
         lines.append(f"{name}: {text}  # {origin}")
@@ -119,8 +120,8 @@ def settings_text(context: typer.Context) -> str:
 def counts_more(context: typer.Context, setting: str, other: str) -> bool:
     """Whether the source of one setting wins over that of another (see PRECEDENCE). setting, other: names of the two settings."""
     sources = (context.get_parameter_source(name) for name in (setting, other))
-    one, another = (PRECEDENCE.index(source.name) if source is not None else 0 for source in sources)
-    return one > another
+    rank, other_rank = (PRECEDENCE.index(source.name) if source is not None else 0 for source in sources)
+    return rank > other_rank
 
 
 def _origin(context: typer.Context, name: str, text: str) -> str:
@@ -135,7 +136,8 @@ def by_pipeline(words: Sequence[str]) -> dict[str, str]:
     its name has a "=". Raises ValueError."""
     checkpoints = dict[str, str]()
     for word in words:
-        pipeline, _, checkpoint = word.partition("=") if not Path(word).is_dir() and re.match(r"[\w.-]+=", word) else ("", "", word)
+        has_pipeline = re.match(r"[\w.-]+=", word) is not None and not Path(word).is_dir()
+        pipeline, _, checkpoint = word.partition("=") if has_pipeline else ("", "", word)
         if not checkpoint:
             raise ValueError(f"--checkpoint {word}: expected [PIPELINE=]DIR")
         if pipeline in checkpoints:
@@ -147,15 +149,11 @@ def by_pipeline(words: Sequence[str]) -> dict[str, str]:
 
 
 def _options(context: typer.Context) -> Mapping[str, Any]:
-    """By name, Click's objects of the options that a file may set. An option with `multiple` has a value for each stage; one with `nargs`
-    below 0 is a list."""
-
-    def named() -> Iterator[tuple[str, Any]]:
-        for parameter in context.command.params:
-            if parameter.name and parameter.name not in OF_THE_CALL:
-                yield parameter.name, parameter
-
-    return dict(sorted(named(), key=lambda item: item[0] not in ("pipeline", "checkpoint", "address")))
+    """By name, Click's objects of the options that a file may set; pipeline, checkpoint and address come first. An option with `multiple`
+    has a value for each stage; one with `nargs` below 0 is a list."""
+    options = {option.name: option for option in context.command.params if option.name and option.name not in OF_THE_CALL}
+    firsts = [name for name in options if name in ("pipeline", "checkpoint", "address")]
+    return {name: options[name] for name in (*firsts, *options)}
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:

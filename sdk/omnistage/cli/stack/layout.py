@@ -175,15 +175,17 @@ class Layout:
 
 
 def reachable_address(address: str) -> str:
-    """The address by which this machine reaches a server that listens at HOST:PORT: the same, or loopback if it listens at all
-    addresses."""
+    """The address by which this machine reaches a server that listens at HOST:PORT. It is loopback if the server listens at all addresses,
+    else the same address."""
     host, _, port = address.rpartition(":")
     try:
         # "All addresses" has several spellings: 0, 0.0.0.0, [::], [::0].
-        [(family, *_, (numbers, *_)), *_] = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        places = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except OSError:
         return address  # The host is a name.
-    return f"{LOOPBACK[family]}:{port}" if ipaddress.ip_address(str(numbers).partition("%")[0]).is_unspecified else address
+    family, *_, (ip_text, *_) = places[0]
+    ip = ipaddress.ip_address(str(ip_text).partition("%")[0])  # In IPv6 the name of an interface may stand after a percent sign.
+    return f"{LOOPBACK[family]}:{port}" if ip.is_unspecified else address
 
 
 def apart(address: str, others: Collection[str]) -> str:

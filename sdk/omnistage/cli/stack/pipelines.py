@@ -77,14 +77,14 @@ def layout_of(choice: Choice) -> Layout:
 
 
 def _replacement_lines(entries: Sequence[_Wanted], pipelines: Sequence[PipelineLayout]) -> list[str]:
-    """A line for each checkpoint that is served by another pipeline than the named one (or that of its family), because it lacks models of
-    that one."""
+    """A line for each checkpoint that another pipeline serves, because it lacks models of the named one. If no pipeline was named, that of
+    the checkpoint's family counts."""
     notes = list[str]()
-    for one, layout in zip(entries, pipelines, strict=True):
-        source = one.source or layout.stages[0].family
-        if one.checkpoint and layout.source != source and source in shipped_pipelines():
-            missing = lacking(Path(layout.stages[0].checkpoint), _read(source).models)
-            line = f"{one.checkpoint} has no {' and no '.join(missing)}: it is served by {layout.name}"
+    for entry, layout in zip(entries, pipelines, strict=True):
+        expected = entry.source or layout.stages[0].family  # A family's pipeline has its name.
+        if entry.checkpoint and layout.source != expected and expected in shipped_pipelines():
+            missing = lacking(Path(layout.stages[0].checkpoint), _read(expected).models)
+            line = f"{entry.checkpoint} has no {' and no '.join(missing)}: it is served by {layout.name}"
             notes += [line] if missing else []
     return notes
 
@@ -117,7 +117,7 @@ def _choose_wanted(choice: Choice) -> tuple[list[_Wanted], list[str]]:
 
 
 def default_pipelines() -> tuple[list[str], dict[str, str]]:
-    """Returns (the default pipelines that can be served here, by name a line for each other one that says why it is left out)."""
+    """Returns (the default pipelines that can be served here, lines about the others by name). A line says why one is left out."""
     packages_by_name = {name: _missing(name) for name in DEFAULT_PIPELINES[1:]}
     left_out = {name: f"{name} is left out: it needs {', '.join(packages)}" for name, packages in packages_by_name.items() if packages}
     return [name for name in DEFAULT_PIPELINES if name not in left_out], left_out
@@ -165,7 +165,8 @@ def _pipeline(entry: _Wanted, choice: Choice, *, is_alone: bool) -> PipelineLayo
     def judge(folder: Path) -> None:
         """Check a checkpoint of which all but the weights is there. Raises the errors that can be found so early."""
         pipeline = _of_checkpoint(folder, entry, choice)
-        among = {name: family for name, family in families().items() if name in {stage.family for stage in pipeline.stages}}
+        family_names = {stage.family for stage in pipeline.stages}
+        among = {name: family for name, family in families().items() if name in family_names}
         has_weights = any(family.marks for family in among.values())
         if has_weights:
             recognise(folder, among, text)
@@ -196,17 +197,22 @@ def _pipeline_that_fits(folder: Path, source: str, text: str, choice: Choice) ->
         raise RequestError(f"{text} has no Talker: it gives text, not audio", hint=hint)
     if not lacks:
         return source
-    models = [*takewhile(lambda model: model[1] not in lacks, pipeline.models)]  # Later stages would have no input.
-    if source in shipped_pipelines() and (match := next((name for name in shipped_pipelines() if [*_read(name).models] == models), "")):
-        return match
+    # Stages after the first missing one would have no input.
+    usable = [*takewhile(lambda model: model[1] not in lacks, pipeline.models)]
+    if source in shipped_pipelines():
+        for name in shipped_pipelines():
+            if [*_read(name).models] == usable:
+                return name
     raise StackError(f"{text} has no {' and no '.join(lacks)}, which {pipeline.name} needs", hint="Name a pipeline without: {named_with}.")
 
 
 def _pipeline_of(folder: Path, text: str, choice: Choice) -> str:
-    """The name of the shipped pipeline for a checkpoint in `folder`. Candidates are the pipelines of its family whose models it has. The
-    one with the family's name is chosen, unless it cannot do what is asked and exactly one other can. If outputs are asked for, only the
-    pipelines that can give them with the fewest stages are candidates. Raises StackError if there is none, or several might be meant. text:
-    the checkpoint as typed."""
+    """The name of the shipped pipeline for a checkpoint in `folder`. text: the checkpoint as typed.
+
+    Candidates are the pipelines of its family whose models it has. The one with the family's name is chosen, unless it is not able to do
+    what is asked and exactly one other is. If outputs are asked for, only the shortest of the able pipelines count as able. Raises
+    StackError if there is no candidate, or if several might be meant.
+    """
     try:
         family = recognise(folder, called=text)
     except LoadError as error:
@@ -214,18 +220,18 @@ def _pipeline_of(folder: Path, text: str, choice: Choice) -> str:
             return DEFAULT_PIPELINES[0]  # The folder is no checkpoint; the check of this pipeline's families says what is missing.
         raise StackError(str(error)) from None
     of_family = [name for name in shipped_pipelines() if {stage.family for stage in _read(name).stages} == {family}]
-    having = [name for name in of_family if not lacking(folder, _read(name).models)]
-    able = [name for name in having if _is_able(_read(name), _read(name).stages[0].kind, choice)]
+    candidates = [name for name in of_family if not lacking(folder, _read(name).models)]
+    able = [name for name in candidates if _is_able(_read(name), _read(name).stages[0].kind, choice)]
     if choice.outputs:
-        shortest = min((len(_read(name).stages) for name in able), default=0)
-        able = [name for name in able if len(_read(name).stages) == shortest]
-    if family in having and (family in able or len(able) != 1):
+        fewest_stages = min((len(_read(name).stages) for name in able), default=0)
+        able = [name for name in able if len(_read(name).stages) == fewest_stages]
+    if family in candidates and (family in able or len(able) != 1):
         return family
-    having = able or having
-    if len(having) != 1:
-        alternatives = f"there are the pipelines {', '.join(having)}" if having else "no pipeline comes with it"
+    best = able or candidates
+    if len(best) != 1:
+        alternatives = f"there are the pipelines {', '.join(best)}" if best else "no pipeline comes with it"
         raise StackError(f"{text} is a checkpoint of {family}, for which {alternatives}", hint="Name one: {named_with}.")
-    return having[0]
+    return best[0]
 
 
 def _read(name: str) -> PipelineFile:
@@ -300,16 +306,18 @@ def _check_layout(layout: Layout, choice: Choice, *, of_models: bool = True) -> 
     if choice.dtype != "auto" and all(stage.dtype == "auto" for stage in stages):
         raise StackError(f"--dtype: no stage of {layout.names} computes in {choice.dtype}")
     for setting, values in choice.settings.items():
-        if "" in values and values[""] != str(DEFAULTS[setting]) and not any(setting in stage.settings for stage in stages):
-            raise StackError(f"{flag(setting)} {values['']}: no stage of {layout.names} has a use for it{ADVICE.get(setting, '')}")
+        shared = values.get("")  # The value for all stages.
+        is_used = any(setting in stage.settings for stage in stages)
+        if shared is not None and shared != str(DEFAULTS[setting]) and not is_used:
+            raise StackError(f"{flag(setting)} {shared}: no stage of {layout.names} has a use for it{ADVICE.get(setting, '')}")
     check(layout, of_models=of_models)
     return layout
 
 
 def share_devices(layout: Layout) -> Layout:
-    """Divide the memory of each device among the servers on it that would otherwise each take all of it. A typed share stays, and servers
+    """Divide the memory of each device among the servers on it, each of which would otherwise take all of it. A typed share stays. Servers
     without a typed share get equal parts of the rest. Returns the layout with these shares. Raises StackError if the typed shares are more
-    than the memory, or leave nothing of it."""
+    than the memory, or leave nothing of it for the other servers."""
     devices: dict[str, list[StageLayout]] = {}
     for stage in (group.stage for group in layout.groups):
         if uses(stage.family, stage.kind, MEMORY_SHARE, stage.device):
@@ -317,20 +325,20 @@ def share_devices(layout: Layout) -> Layout:
     shares = list[tuple[StageLayout, str]]()
     for device, stages in devices.items():
         total = sum(float(stage.settings[MEMORY_SHARE]) * stage.replicas for stage in stages if MEMORY_SHARE in stage.settings)
-        equal = sum(stage.replicas for stage in stages if MEMORY_SHARE not in stage.settings)
-        part = int(1000 * (1 - total) / max(equal, 1)) / 1000  # Rounded down, so that the sum is not above 1.
-        if total > 1 or (equal and part <= 0):
-            others = f", and {equal} more are on it" if equal else ""
+        sharers = sum(stage.replicas for stage in stages if MEMORY_SHARE not in stage.settings)
+        share = int(1000 * (1 - total) / max(sharers, 1)) / 1000  # Rounded down, so that the sum is not above 1.
+        if total > 1 or (sharers and share <= 0):
+            others = f", and {sharers} more are on it" if sharers else ""
             raise StackError(f"{flag(MEMORY_SHARE)}: {total:g} of the memory of {device} is given away{others}; all share 1: give less")
-        if part < 1:
-            shares += [(stage, f"{part:g}") for stage in stages if MEMORY_SHARE not in stage.settings]
+        if share < 1:
+            shares += [(stage, f"{share:g}") for stage in stages if MEMORY_SHARE not in stage.settings]
 
-    def with_part(stage: StageLayout) -> StageLayout:
+    def with_share(stage: StageLayout) -> StageLayout:
         """The stage with its part of the rest, if it gets one."""
-        part = next((part for one, part in shares if one == stage), None)
-        return stage if part is None else replace(stage, settings={**stage.settings, MEMORY_SHARE: part})
+        share = next((share for sharer, share in shares if sharer == stage), None)
+        return stage if share is None else replace(stage, settings={**stage.settings, MEMORY_SHARE: share})
 
-    pipelines = [replace(pipeline, stages=[with_part(stage) for stage in pipeline.stages]) for pipeline in layout.pipelines]
+    pipelines = [replace(pipeline, stages=[with_share(stage) for stage in pipeline.stages]) for pipeline in layout.pipelines]
     return replace(layout, pipelines=pipelines)
 
 
@@ -379,14 +387,15 @@ def _settings(stage: StageSpec, choice: Choice) -> dict[str, str]:
 def _check_stages(layout: Layout, choice: Choice) -> None:
     """Raises BadRequestError for a value whose stage no pipeline has, or for PIPELINE/STAGE if that pipeline lacks it."""
     kinds = {pipeline.name: [stage.kind for stage in pipeline.stages] for pipeline in layout.pipelines}
-    values = {"--device": choice.devices, "--replicas": choice.replicas, **{flag(name): by for name, by in choice.settings.items()}}
-    for option, stage in ((option, stage) for option, stages in values.items() for stage in stages if stage):
+    values_by_option = {"--device": choice.devices, "--replicas": choice.replicas}
+    values_by_option |= {flag(name): values for name, values in choice.settings.items()}
+    for option, stage in ((option, stage) for option, values in values_by_option.items() for stage in values if stage):
         name, slash, kind = stage.rpartition("/")
         if slash and name not in kinds:
             raise BadRequestError.of(option, f"there is no pipeline {name}; there are {layout.names}")
-        having = {name: kinds[name]} if slash else kinds
-        if not any(kind in stage_kinds for stage_kinds in having.values()):
-            text = "; ".join(f"{name} has no {kind}; it has {', '.join(stage_kinds)}" for name, stage_kinds in having.items())
+        possible = {name: kinds[name]} if slash else kinds
+        if not any(kind in stage_kinds for stage_kinds in possible.values()):
+            text = "; ".join(f"{name} has no {kind}; it has {', '.join(stage_kinds)}" for name, stage_kinds in possible.items())
             raise BadRequestError.of(option, text)
 
 

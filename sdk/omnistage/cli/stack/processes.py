@@ -99,8 +99,8 @@ class Child:
         with ExitStack() as ends:
             asking, child_socket = socket.socketpair()
             ends.enter_context(child_socket)
-            failed = ends.enter_context(ExitStack())
-            failed.enter_context(asking)
+            failure = ends.enter_context(ExitStack())  # It closes `asking`, unless a line has come.
+            failure.enter_context(asking)
             asking.setblocking(False)
             ready_read, ready_write = os.pipe()
             writer = ends.enter_context(os.fdopen(ready_write, "wb"))
@@ -115,7 +115,7 @@ class Child:
             line = await self._read_ready_line(reader)
             if line:
                 self._asking = asking
-                failed.pop_all()
+                failure.pop_all()
             return line
 
     async def _read_ready_line(self, reader: asyncio.StreamReader) -> bytes:
@@ -356,6 +356,7 @@ async def wait_until_stopped(pid: int) -> str:
 
 def _is_stopped(pid: int) -> bool:
     try:
+        # The letter of the state stands after the name of the process, which is in parentheses.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("T")
     except OSError:  # It has ended.
         return False

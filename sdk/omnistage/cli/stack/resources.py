@@ -64,7 +64,7 @@ class Bounds:
 def _bound_memory(pid: int, memory_bytes: int) -> int | None:
     """Set the memory that a process may map. Returns it; None if it cannot be set."""
     with suppress(OSError):
-        hard = resource.prlimit(pid, resource.RLIMIT_DATA)[1]
+        _, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
         soft = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
         resource.prlimit(pid, resource.RLIMIT_DATA, (soft, hard))
         return soft

@@ -91,7 +91,7 @@ async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, owner: 
     finally:
         await ending.close()
     if ending.is_now:
-        raise typer.Exit(interrupt.exit_code(ending.number))
+        raise typer.Exit(interrupt.exit_code(ending.last_signal))
 
 
 class Begins:
@@ -198,16 +198,16 @@ def serve_detached(choice: Choice, words: Sequence[str], log_folder: Path | None
     log_folder.mkdir(parents=True, exist_ok=True)
     notices = Notices()
     warn(layout, notices)
-    ready, ours = os.pipe()
+    ready_read, ready_write = os.pipe()
     command = [sys.executable, "-m", "omnistage.cli", *(word for word in words if word != "--detach")]
-    command += ["--log-dir", str(log_folder), "--ready-fd", str(ours)]
+    command += ["--log-dir", str(log_folder), "--ready-fd", str(ready_write)]
     with os.fdopen(os.open(log_folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
         launcher = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(ours,), start_new_session=True, cwd=Path.cwd()
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(ready_write,), start_new_session=True, cwd=Path.cwd()
         )
-    os.close(ours)
+    os.close(ready_write)  # Only the launcher has it now, so the pipe ends when the launcher ends.
     try:
-        with os.fdopen(ready) as pipe, notices.status("starting the stack"):
+        with os.fdopen(ready_read) as pipe, notices.status("starting the stack"):
             line = pipe.readline()
     except BaseException:
         launcher.terminate()
@@ -231,8 +231,9 @@ def _new_log_folder() -> Path:
     stacks that serve."""
     logs = state_folder("logs")
     in_use = {served.log_folder for served in all_served()}
-    old = sorted((path for path in logs.iterdir() if str(path) not in in_use), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in old[KEPT_LOGS - 1 :]:
+    unused = (path for path in logs.iterdir() if str(path) not in in_use)
+    newest_first = sorted(unused, key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in newest_first[KEPT_LOGS - 1 :]:  # The new folder is one of those that are kept.
         shutil.rmtree(path, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=logs))
 

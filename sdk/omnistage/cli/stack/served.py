@@ -196,7 +196,8 @@ def announce(
     empty: to the terminal."""
     router_address = reachable_address(address)
     is_found = router_address == connection.LOCAL_ADDRESS  # Other commands look for a router at this address by themselves.
-    end = f"pid {pid}; `omnistage stop{'' if is_found else f' {router_address}'}` ends it" if pid else "Ctrl-C ends it"
+    stop_text = "omnistage stop" if is_found else f"omnistage stop {router_address}"
+    end = f"pid {pid}; `{stop_text}` ends it" if pid else "Ctrl-C ends it"
     notices.tell(f"[bold green]serving[/] on {escape(address)}   ({escape(end)})")
     option = "" if is_found else f" --address {router_address}"
     if http:
@@ -244,12 +245,14 @@ def _further_lines(option: str, layout: Layout, metrics: str, log_folder: str) -
 
 
 def state_folder(name: str = "") -> Path:
-    """The folder of this user's state, or the folder `name` in it; it is made for this user alone if it is missing. It is
-    `OMNISTAGE_STATE`, else `omnistage` in the XDG state directory, which outlives a login, unlike the XDG runtime directory. Raises
+    """The folder of this user's state, or the folder `name` in it. A missing one is made, for this user alone. The folder of the state is
+    `OMNISTAGE_STATE`, else `omnistage` in the XDG state directory. (That outlives a login, unlike the XDG runtime directory.) Raises
     OSError."""
     base = os.environ.get("XDG_STATE_HOME")
-    folder = os.environ.get("OMNISTAGE_STATE")
-    path = Path(folder).expanduser() if folder else (Path(base) if base else Path.home() / ".local" / "state") / "omnistage"
+    if folder := os.environ.get("OMNISTAGE_STATE"):
+        path = Path(folder).expanduser()
+    else:
+        path = (Path(base) if base else Path.home() / ".local" / "state") / "omnistage"
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     path /= name
     path.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -30,11 +30,11 @@ def with_loras(layout: Layout, words: Sequence[str]) -> Layout:
     pipelines = list(layout.pipelines)
     for word in words:
         name, rest = _pipeline_of(word, pipelines)
-        able = [at for at, one in enumerate(pipelines) if _draws(one) and name in ("", one.name)]
+        able = [index for index, one in enumerate(pipelines) if _draws(one) and name in ("", one.name)]
         if not able:
             raise BadRequestError.of(LORA_OPTION, f"{word}: {name or layout.names} does not draw; leave it out")
         if len(able) > 1:
-            names = [pipelines[at].name for at in able]
+            names = [pipelines[index].name for index in able]
             raise BadRequestError.of(LORA_OPTION, f"{word} is for one pipeline of {', '.join(names)}: give {names[0]}={word}")
         pipelines[able[0]] = _with_option(pipelines[able[0]], _check_word(rest))
     return replace(layout, pipelines=pipelines)
@@ -43,11 +43,13 @@ def with_loras(layout: Layout, words: Sequence[str]) -> Layout:
 def _pipeline_of(word: str, pipelines: Sequence[PipelineLayout]) -> tuple[str, str]:
     """Returns (pipeline, rest) of a word; the pipeline is empty if the word names none. A word that is an existing file names none."""
     name, equals, rest = word.partition("=")
-    return (name, rest) if equals and not Path(word).is_file() and name in {one.name for one in pipelines} else ("", word)
+    has_pipeline = equals and name in {one.name for one in pipelines} and not Path(word).is_file()
+    return (name, rest) if has_pipeline else ("", word)
 
 
 def _check_word(word: str) -> str:
     """FILE[@PART][=SCALE] with the absolute path of the file. Raises BadRequestError if the file is missing, or has a comma in its path."""
+    # The name of a file may have these signs too: an existing file is not split.
     name, equals, scale = word.rpartition("=") if "=" in word and not Path(word).is_file() else (word, "", "")
     path, at, part = name.rpartition("@") if "@" in name and not Path(name).is_file() else (name, "", "")
     if not Path(path).is_file():
@@ -63,12 +65,11 @@ def _draws(pipeline: PipelineLayout) -> bool:
 
 def _with_option(pipeline: PipelineLayout, lora: str) -> PipelineLayout:
     """The pipeline with one more LoRA file, after those that its own file names."""
-    stages = [
-        replace(stage, options={**stage.options, "lora": ",".join(filter(None, (str(stage.options.get("lora", "")), lora)))})
-        if stage.kind == "diffusion"
-        else stage
-        for stage in pipeline.stages
-    ]
+    stages = list(pipeline.stages)
+    for index, stage in enumerate(stages):
+        if stage.kind == "diffusion":
+            files = filter(None, (str(stage.options.get("lora", "")), lora))
+            stages[index] = replace(stage, options={**stage.options, "lora": ",".join(files)})
     return replace(pipeline, stages=stages)
 
 
@@ -112,9 +113,9 @@ def _check_apart(listening: Mapping[str, str]) -> None:
     """Raises StartError if two options have the same address. listening: by option, the address at which a server will listen."""
     option_by_address: dict[str, str] = {}
     for option, address in listening.items():
-        other = option_by_address.setdefault(address, option)
-        if other != option and not address.endswith(":0"):
-            raise StartError(f"{option}: {address} is the {other} too; give each its own port")
+        first_option = option_by_address.setdefault(address, option)
+        if first_option != option and not address.endswith(":0"):  # Port 0 is a free port for each.
+            raise StartError(f"{option}: {address} is the {first_option} too; give each its own port")
 
 
 def _check_typed(option: str, address: str) -> None:

@@ -187,6 +187,7 @@ class Stack:
         try:
             await asyncio.shield(start)
         except asyncio.CancelledError:
+            # The start was cancelled, and not the caller of this.
             if start.cancelled() and task is not None and not task.cancelling():
                 raise StackError(f"a stage of {pipeline} was given up while another one started") from None
             raise
@@ -236,7 +237,9 @@ class Stack:
         tasks = servers.tasks
         for task in tasks:
             task.cancel()
-        for task in tasks and (await asyncio.wait(tasks))[0]:
+        if tasks:
+            await asyncio.wait(tasks)
+        for task in tasks:
             task.cancelled() or task.exception()  # Read, so that asyncio does not log the error: the tasks that wait get it too.
         async with asyncio.TaskGroup() as ends:
             for child in servers.all:
@@ -281,9 +284,9 @@ class Stack:
         for group, group_addresses in zip(groups, addresses, strict=True):
             neighbours = [
                 address
-                for other, those in zip(groups, addresses, strict=True)
+                for other, other_addresses in zip(groups, addresses, strict=True)
                 if other is not group and not {*group.pipelines}.isdisjoint(other.pipelines)
-                for address in those
+                for address in other_addresses
             ]
             arguments = [*self._layout.stage_arguments(group.stage, neighbours), *KEPT_PORT]
             children = [
@@ -291,7 +294,7 @@ class Stack:
                 for name, address in zip(group.names, group_addresses, strict=True)
             ]
             self._stages.append(Servers(children, group.pipelines))
-        placed = [
+        stage_addresses = [
             (f"{pipeline}/{group.stage.kind}", address)
             for group, group_addresses in zip(groups, addresses, strict=True)
             for pipeline in group.pipelines
@@ -302,7 +305,7 @@ class Stack:
             http = apart(options.http, self._own_addresses(router))
             gateway = self._child(GATEWAY, GATEWAY, self._layout.gateway_arguments(router), http, bounded)
             self._fronts.append(Servers([gateway]))
-        arguments = [*self._layout.router_arguments(placed), *(() if port else KEPT_PORT)]
+        arguments = [*self._layout.router_arguments(stage_addresses), *(() if port else KEPT_PORT)]
         child = self._child(ROUTER, ROUTER, arguments, router, bounded, options.metrics_address)
         self._fronts.append(Servers([child], is_vital=True))
 
@@ -439,13 +442,14 @@ class Stack:
         """End the stages that no begun pipeline uses, or that have no process left; then report the error to the callers that wait in
         `gone`. If no pipeline is left, the stack is broken."""
         for servers in self._stages:
-            if servers.starting is not None and not (servers.children and not servers.pipelines.isdisjoint(self._begun)):
+            is_used = not servers.pipelines.isdisjoint(self._begun)
+            if servers.starting is not None and not (is_used and servers.children):
                 await self._end(servers)
         if not self._begun:
             self._break(error)
             return
-        for each in gone:
-            each.set_result(error)
+        for future in gone:
+            future.set_result(error)
 
     def _break(self, error: StackError) -> None:
         """Have `broken` return this error, unless it has one already."""
