@@ -75,13 +75,13 @@ class Notices(Console):
 
 def _break_text(text: Text, columns: int) -> Text:
     """The text with line breaks between words. rich itself would also break a long word."""
-    at, offsets = 0, []
+    column, line_begins = 0, []
     for word in re.finditer(r"\S+\s*", text.plain):
-        if at and at + cell_len(word[0].rstrip()) > columns:
-            offsets.append(word.start())
-            at = 0
-        at = 0 if word[0].endswith("\n") else at + cell_len(word[0])
-    lines = text.divide(offsets)
+        if column and column + cell_len(word[0].rstrip()) > columns:
+            line_begins.append(word.start())
+            column = 0
+        column = 0 if word[0].endswith("\n") else column + cell_len(word[0])
+    lines = text.divide(line_begins)
     for line in lines:
         line.rstrip()
     return Text("\n").join(lines)

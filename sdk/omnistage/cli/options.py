@@ -220,6 +220,7 @@ class Attaching(Command):
         option_values, _, order = self.make_parser(ctx).parse_args(list(args))
         kinds = {f"--{kind}": kind for kind in ATTACHED_KINDS}
         media = [(kinds[option.opts[0]], option.name) for option in order if option.opts[0] in kinds]
+        # Each option has the list of its values; the order says which option the next value is of.
         values = {name: iter(option_values[name]) for _, name in media}
         ctx.meta[ATTACHED] = [(kind, next(values[name])) for kind, name in media]
         return super().parse_args(ctx, args)

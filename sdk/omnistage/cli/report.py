@@ -93,7 +93,7 @@ class Interruptible:
     """One piece of work. It calls `complete` when it has its result; from then on an interrupt does not lose the result."""
 
     def __init__(self) -> None:
-        self._number = 0  # of the signal that interrupted; 0: none
+        self._signal_number = 0  # of the signal that interrupted; 0: none
         self._is_complete = False
 
     def run(self, work: Callable[[Interruptible], Awaitable[None]]) -> None:
@@ -101,9 +101,9 @@ class Interruptible:
         try:
             asyncio.run(self._run(work))
         except asyncio.CancelledError:
-            if not self._number:
+            if not self._signal_number:
                 raise
-            raise Interrupted(self._number) from None
+            raise Interrupted(self._signal_number) from None
 
     def complete(self) -> None:
         """Ignore interrupts from here on, while the result is written and printed."""
@@ -116,16 +116,16 @@ class Interruptible:
         loop = asyncio.get_running_loop()
 
         def interrupted(number: int) -> None:
-            self._number = number
+            self._signal_number = number
             loop.call_soon_threadsafe(task.cancel)
 
         interrupt.call_once(interrupted)
         try:
             await task
         except asyncio.CancelledError:
-            if not self._number:
+            if not self._signal_number:
                 raise
-            raise Interrupted(self._number) from None
+            raise Interrupted(self._signal_number) from None
         finally:
             task.cancel()
             interrupt.ignore()
@@ -142,7 +142,7 @@ class Interruptible:
                 task.cancel()
 
         def interrupted(number: int) -> None:
-            self._number = number
+            self._signal_number = number
             loop.call_soon_threadsafe(cancel)
 
         interrupt.call_once(interrupted)

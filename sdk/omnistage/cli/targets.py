@@ -118,7 +118,8 @@ def _may_be_served(pipeline: str) -> bool:
     name of a shipped pipeline and of a folder means the pipeline."""
     if "/" in pipeline or pipeline.endswith((".yaml", ".yml")):
         return False
-    return not pipeline or not Path(pipeline).is_dir() or _is_shipped(pipeline)
+    is_folder = pipeline != "" and Path(pipeline).is_dir()
+    return not is_folder or _is_shipped(pipeline)
 
 
 def _is_shipped(pipeline: str) -> bool:

@@ -45,7 +45,10 @@ then states how long the playback goes on."""
 CUT_ABOVE = 2.5
 """The row of the buffer reaches up to this many times the highest level before a loss: a fast stack fills the buffer so far afterwards that
 otherwise the loss would not be visible."""
-BAR, BUFFER, TICK, MARK, TITLE_WORDS, MARGIN = 0.5, 0.8, 0.14, 0.4, 40, 1.01
+BAR, BUFFER, TICK, MARK = 0.5, 0.8, 0.14, 0.4
+"""Heights of a bar, of the curve of the buffer, of a tick and of the label of a mark, in rows."""
+TITLE_WORDS, MARGIN = 40, 1.01
+"""The most words of the title, and how far the time axis goes on, as a multiple of its end."""
 MOST_TOLD = 3
 """Losses with a label and a sentence; further ones are drawn without words."""
 
@@ -117,15 +120,15 @@ def draw(path: Path, done: Done, text: str) -> None:
 
 def opened_at(done: Done) -> float:
     """An estimate of when the chain was opened, in seconds after t0."""
-    bounds = []
+    latest_times = []  # The chain was opened at each of them or earlier: no output arrives before it was made.
     for stage in done.usage.stages:
         if any(_losses(done, stage)):
             continue  # Skipped, because its times count from the moment when it was opened anew.
-        bounds.append(done.timing.e2e_s - stage.total_s)
+        latest_times.append(done.timing.e2e_s - stage.total_s)
         arrivals = _arrivals(stage, done.timing)
         if arrivals:
-            bounds += [arrivals[0] - stage.first_output_s, arrivals[-1] - stage.total_s]
-    return max(done.usage.queued_s, min(bounds, default=0.0))
+            latest_times += [arrivals[0] - stage.first_output_s, arrivals[-1] - stage.total_s]
+    return max(done.usage.queued_s, min(latest_times, default=0.0))
 
 
 def _losses(done: Done, stage: StageReport) -> Iterator[Failover]:
@@ -177,8 +180,8 @@ def _draw_stage(axes: Axes, y: int, stage: StageReport, offset_s: float) -> None
 
 def _draw_arrivals(axes: Axes, y: int, stage: StageReport, timing: Timing) -> None:
     """Draw ticks below the bar of a stage, one for each arrival of its output at the client."""
-    low = y + BAR / 2 + 0.04
-    axes.vlines(_arrivals(stage, timing), low, low + TICK, color=COLOURS.get(stage.stage, FAINT), linewidth=0.9)
+    top = y + BAR / 2 + 0.04
+    axes.vlines(_arrivals(stage, timing), top, top + TICK, color=COLOURS.get(stage.stage, FAINT), linewidth=0.9)
 
 
 def _draw_playback(axes: Axes, y: int, played: Sequence[Played]) -> None:
@@ -197,7 +200,7 @@ def _draw_buffer(axes: Axes, y: int, levels: Sequence[BufferLevel], done: Done, 
     loss. y: the row. top_s: seconds of sound at the top of the row. shown_s: the end of the time axis."""
     from matplotlib.patches import Rectangle
 
-    base, scale = y + BUFFER / 2, BUFFER / top_s
+    base, scale = y + BUFFER / 2, BUFFER / top_s  # The axis of the rows points downwards: a higher level has a smaller y.
     times_s = [level.at_s for level in levels]
     heights = [base - scale * level.buffered_s for level in levels]
     frame = Rectangle((0, base - BUFFER - 0.02), shown_s * MARGIN, BUFFER + 0.04, transform=axes.transData)
@@ -268,7 +271,7 @@ def _marks(done: Done) -> list[Moment]:
 def _draw_marks(axes: Axes, marks: Sequence[Moment], rows: int, shown_s: float) -> None:
     """Draw a dashed line for each mark. Each label has a height of its own, so that labels never meet. rows: number of rows."""
     for number, mark in enumerate(marks):
-        top = -0.5 - MARK * (len(marks) - number)
+        top = -0.5 - MARK * (len(marks) - number)  # The first row begins at -0.5; the labels stand above it.
         at_left = mark.at_s > 0.7 * shown_s
         axes.vlines(mark.at_s, top, rows - 0.4, color=mark.colour, linewidth=0.9, linestyle=(0, (4, 3)))
         axes.annotate(

@@ -94,12 +94,12 @@ CHAT = Wording(
 
 
 def word_error(error: OmniError, wording: Wording = SHELL) -> tuple[str, str]:
-    """The message of an error and its hint, which may be empty, in the words of one place. Only a refusal of fields is reworded: other
-    messages are written for a shell already."""
+    """Returns (the message of an error, its hint, which may be empty) in the words of one place. Only the message of a refusal of fields is
+    reworded: others are written for a shell already."""
     if not isinstance(error, BadRequestError):
         return error.message, wording.hint(error.advice)
     faults = {bad.field: bad.description.removeprefix(f"{bad.field}: ") for bad in error.fields}
     reworded = wording.message(error.message)
-    missing = [f"{field}: {fault}" for field, fault in faults.items() if wording.message(fault) not in reworded]
-    message = wording.message("; ".join([error.message, *missing]), tuple(bad.field for bad in error.fields))
+    further_faults = [f"{field}: {fault}" for field, fault in faults.items() if wording.message(fault) not in reworded]
+    message = wording.message("; ".join([error.message, *further_faults]), tuple(bad.field for bad in error.fields))
     return message, wording.hint(error.advice)

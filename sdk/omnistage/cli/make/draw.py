@@ -144,7 +144,7 @@ def numbers(text: str | None) -> list[float] | None:
 def own_options(words: Sequence[str]) -> dict[str, str] | None:
     """Read NAME=VALUE words; None if there are none. Raises BadParameter."""
     for word in words:
-        if not word.partition("=")[0] or "=" not in word:
+        if word.startswith("=") or "=" not in word:
             raise typer.BadParameter(f"--option {word}: give NAME=VALUE, such as cfg_normalization=true")
     return {name: value for name, _, value in (word.partition("=") for word in words)} or None
 
@@ -156,7 +156,7 @@ def sides(size: str | None, width: int | None, height: int | None) -> tuple[int 
     if width is not None or height is not None:
         raise typer.BadParameter("--size is both sides; leave --width and --height out")
     match = re.fullmatch(r"(\d{1,5})[xX×](\d{1,5})", size)
-    width, height = map(int, match.groups()) if match else (0, 0)
+    width, height = map(int, match.groups()) if match else (0, 0)  # 0 is refused below.
     if not 1 <= width <= MAX_SIDE or not 1 <= height <= MAX_SIDE:
         raise typer.BadParameter(f"--size {size}: give width and height in pixels, such as 512x512, each at most {MAX_SIDE}")
     return width, height, True

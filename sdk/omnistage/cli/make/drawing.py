@@ -73,6 +73,7 @@ class PictureOrder(TypedOrder):
         return [Path()]
 
     def checked(self) -> Self:
+        # The words are read before the files are tried only if a file is named after them.
         order = replace(self, prompt=words(self.prompt, EXAMPLE)) if self.is_unnamed else self
         with ExitStack() as tried:
             order.named(tried).open_files(tried)
@@ -136,9 +137,8 @@ class DrawingOrder(PictureOrder):
     def preview_path(self, preview: Picture) -> Path:
         """The path of a preview. Its ending is that of the picture, unless the preview is of another type."""
         number = f"-{preview.index + 1}" if preview.index else ""
-        ending = next(
-            (ending for ending in (self.out.suffix, *MEDIA_TYPES) if MEDIA_TYPES[ending.lower()] == preview.media_type), self.out.suffix
-        )
+        endings = (self.out.suffix, *MEDIA_TYPES)
+        ending = next((ending for ending in endings if MEDIA_TYPES[ending.lower()] == preview.media_type), self.out.suffix)
         return (self.preview_dir or self.out.parent) / f"{self.out.stem}{number}-preview-{preview.preview_step:02}{ending}"
 
 
@@ -201,14 +201,15 @@ async def draw_order(work: Interruptible, order: DrawingOrder, target: Where, ve
 
 @contextmanager
 def refusals(*, sized: bool, has_images: bool) -> Iterator[None]:
-    """A context that rewords refusals: for a wrong side it names --size if `sized`; for a missing picture it adds a hint unless
-    `has_images`."""
+    """A context that rewords refusals. If `sized`, the refusal of a side names --size. Unless `has_images`, the refusal of a missing
+    picture gets a hint."""
     try:
         yield
     except BadRequestError as error:
         field = error.metadata.get("field", "")
         if sized and field in SIZE:
-            raise RequestError(f"--size: {SHELL.message(error.message.partition(': ')[2])}") from error
+            description = error.message.partition(": ")[2]  # Before it stands the name of the field.
+            raise RequestError(f"--size: {SHELL.message(description)}") from error
         if field == "diffusion.images" and not has_images:
             error.hint = NEEDS_A_PICTURE
         raise
@@ -244,7 +245,7 @@ def _write_pictures(order: DrawingOrder, drawing: Drawn, opened: dict[Path, Outp
         media_type = order.options.get("media_type", "")
         if picture.media_type != media_type:
             raise ProtocolError(f"a picture came as {picture.media_type!r}, {media_type} was asked for")
-        result = picture.index // layers
+        result = picture.index // layers  # The index counts all layers of the results before.
         path = order.path(result, picture.layer, len(drawing.pictures) // layers, layers if layered else 0)
         file = opened.get(path) or files.enter_context(OutputFile(path, "--out", PICTURE_KINDS))
         file.write(partial(_fill, picture))
@@ -427,9 +428,9 @@ def _write_sound(place: Path, sound: SoundSoFar, kind: str) -> None:
     """Write a sound to a file. kind: the ending that decides the format. If the format cannot have the model's rate, the sound gets the
     next higher rate that it can have, or its highest."""
     samples = np.concatenate([chunk.samples for chunk in sound.chunks])
-    rate_hz, possible = sound.chunks[0].sample_rate_hz, format_of(kind).rates_hz
-    if possible and rate_hz not in possible:
-        new_hz = min((one for one in possible if one > rate_hz), default=max(possible))
+    rate_hz, rates_hz = sound.chunks[0].sample_rate_hz, format_of(kind).rates_hz
+    if rates_hz and rate_hz not in rates_hz:
+        new_hz = min((possible_hz for possible_hz in rates_hz if possible_hz > rate_hz), default=max(rates_hz))
         samples, rate_hz = resample(samples, rate_hz, new_hz), new_hz
     write_sound(place, samples, rate_hz, "pcm16", kind)
 
@@ -437,9 +438,11 @@ def _write_sound(place: Path, sound: SoundSoFar, kind: str) -> None:
 def resample(samples: Samples, rate_hz: int, new_hz: int) -> Samples:
     """The same sound at another rate, both in Hz. samples: [n] or [n, channels]; returns float32 of the same form. All frequencies that
     both rates can have stay unchanged."""
-    padding = [(0, -len(samples) % rate_hz + rate_hz), *[(0, 0)] * (samples.ndim - 1)]
-    padded = np.pad(samples.astype(np.float64), padding)  # To whole seconds, of which the last one is silent.
-    count = len(padded) * new_hz // rate_hz
-    waveform = np.fft.irfft(np.fft.rfft(padded, axis=0)[: count // 2 + 1], count, axis=0) * (count / len(padded))
+    # The sound gets whole seconds, so that both rates have a whole number of samples; the last second is silent.
+    silence = -len(samples) % rate_hz + rate_hz
+    padded = np.pad(samples.astype(np.float64), [(0, silence), *[(0, 0)] * (samples.ndim - 1)])
+    new_length = len(padded) * new_hz // rate_hz
+    spectrum = np.fft.rfft(padded, axis=0)[: new_length // 2 + 1]  # The new rate has no higher frequencies.
+    waveform = np.fft.irfft(spectrum, new_length, axis=0) * (new_length / len(padded))
     resampled: Samples = waveform[: round(len(samples) * new_hz / rate_hz)].astype(np.float32)
     return resampled

@@ -57,6 +57,7 @@ class PlainDrawing(DrawingScreen):
     """Prints a line for each quarter of the steps: for pipes, files and simple terminals."""
 
     def progress(self, done: int, total: int) -> None:
+        # This step completes a part that the step before it did not complete.
         if total and done and done * TOLD_PARTS // total > (done - 1) * TOLD_PARTS // total:
             _write(f"step {done} of {total}\n")
 
@@ -205,6 +206,7 @@ def cells(data: bytes, columns: int, rows: int) -> list[str]:
     lines = []
     for top in range(0, height, 2):
         upper = colours[top * width : (top + 1) * width]
+        # A picture of odd height has no pixels below its last row: 49 is the background of the terminal.
         lower = [f"48;2;{colour}" for colour in colours[(top + 1) * width : (top + 2) * width]] or ["49"] * width
         line = "".join(f"\x1b[38;2;{above};{below}m{UPPER_HALF}" for above, below in zip(upper, lower, strict=True))
         lines.append(f"{line}{RESET}")

@@ -46,13 +46,14 @@ def server_facts(done: Done) -> dict[str, object]:
 
 
 def cut_note(answer: Spoken, done: Done, option: str) -> Iterator[str]:
-    """Yields a line if the limit of tokens cut the answer, or ended it while the model was thinking. option: the option to type for a
-    higher limit."""
+    """Yields a line if the limit of tokens cut the answer, or if the answer ended while the model was thinking. option: the option to type
+    for a higher limit."""
     is_cut = done.finish_reason == "length"
-    lines = [f"cut at {answer.tokens} tokens"] if is_cut else []
+    line = f"cut at {answer.tokens} tokens" if is_cut else ""
     if answer.thought and not answer.text:
-        lines = [f"{lines[0] if is_cut else 'ended'} while it was still thinking: there is no answer yet"]
-    yield from (f"{line}; {option} N lets it say more" if is_cut else line for line in lines)
+        line = f"{line or 'ended'} while it was still thinking: there is no answer yet"
+    if line:
+        yield f"{line}; {option} N lets it say more" if is_cut else line
 
 
 def remarks(done: Done) -> Iterator[str]:
@@ -63,7 +64,7 @@ def remarks(done: Done) -> Iterator[str]:
 
 
 def seed_told(done: Done) -> str | None:
-    """The seed in words; None if every other seed would have given the same answer, so it is not needed."""
+    """The seed in words; None if it is not needed, because every other seed would have given the same answer."""
     return None if done.drew is False else f"seed {done.seed}"
 
 
@@ -105,16 +106,16 @@ def tell(*lines: str) -> None:
 
 
 def fold_line(line: str, columns: int | None) -> Iterator[str]:
-    """Yield the lines into which a line of figures is broken for a terminal, between two figures; a figure that is longer than a line is
-    broken between words. columns: width of the terminal; None: no terminal, so the line stays whole."""
-    first, *others = line.split(SEPARATOR)
-    for part in others:
-        if columns is not None and len(first) + len(SEPARATOR) + len(part) >= columns:
-            yield from _break_line(first, columns)
-            first = part
+    """Yield the lines into which a line of figures is broken for a terminal. It is broken between figures; a figure that is longer than a
+    line is broken between words. columns: width of the terminal; None: no terminal, so the line stays whole."""
+    row, *parts = line.split(SEPARATOR)
+    for part in parts:
+        if columns is not None and len(row) + len(SEPARATOR) + len(part) >= columns:
+            yield from _break_line(row, columns)
+            row = part
         else:
-            first += SEPARATOR + part
-    yield from _break_line(first, columns)
+            row += SEPARATOR + part
+    yield from _break_line(row, columns)
 
 
 def _break_line(line: str, columns: int | None) -> Iterator[str]:
@@ -163,4 +164,5 @@ def _effect_text(failover: Failover, timing: Timing) -> str:
     if not timing.audio:
         return "nothing is missing"
     silence_s = waited_s(failover, timing)
+    # Less than 0.005 s would be written as 0.00 s.
     return "the listener noticed nothing" if silence_s < 0.005 else f"the listener waited {silence_s:.2f} s for sound after it"

@@ -198,11 +198,12 @@ _PART, _NUMBER = re.compile(r"(-layer-\d+)?(-preview-\d+)?$"), re.compile(r"-\d+
 
 @contextmanager
 def new_name(prompt: str, ending: str, folders: Sequence[Path]) -> Iterator[Path]:
-    """Yield the name of a new file in the current folder, made of the prompt. It is so chosen that no file has it, or has a name that
-    several pictures, layers or previews would get from it. No other call of omnistage gets the same name inside this block. ending: such as
+    """Yield the name of a new file in the current folder, made of the prompt. No file has this name, or a name that is made of it for one
+    of several pictures, for a layer or for a preview. No other call of omnistage gets the same name inside this block. ending: such as
     .png. folders: the current one, and the folder of previews. Raises RequestError."""
     name = slug(prompt)
     used_names = _names_in_use(folders)
+    # More names are tried than files and other calls can have.
     for stem in (name, *(f"{name}-{number}" for number in range(2, len(used_names) + MAX_CALLS + 2))):
         if stem not in used_names:
             with _claim(stem) as is_mine:
@@ -229,7 +230,7 @@ def slug(prompt: str) -> str:
 
 
 def _cut(word: str) -> str:
-    """As much of a word as fits into a name."""
+    """The longest beginning of a word that fits into a name."""
     return next(word[:end] for end in range(len(word[:MOST_COLUMNS]), 0, -1) if _columns(word[:end]) <= MOST_COLUMNS)
 
 
@@ -274,7 +275,7 @@ def _try_lock(claim: int, path: Path) -> bool:
         fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:
+    except OSError:  # Files cannot be locked here.
         return True
     return _is_there(claim, path)  # Another call may have removed the file before it was locked here.
 
@@ -317,6 +318,7 @@ def _of_mp4(data: bytes) -> tuple[int, int] | None:
 def _boxes(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Yield name and content of each box of MP4 in these bytes, one after the other."""
     at = 0
+    # A box begins with 4 bytes of its size, these included, and 4 bytes of its name.
     while at + 8 <= len(data) and (size := int.from_bytes(data[at : at + 4], "big")) >= 8:
         yield data[at + 4 : at + 8], data[at + 8 : at + size]
         at += size
@@ -338,6 +340,8 @@ def _elements(data: bytes) -> Iterator[tuple[int, bytes, bool]]:
     unknown length ends with the bytes."""
     at = 0
     while at + 2 <= len(data) and data[at]:
+        # Names and sizes have one byte more than 0 bits before the first 1 bit. A name includes that 1 bit, a size does not. A size of all
+        # ones is unknown.
         name_bytes = 9 - data[at].bit_length()
         name, at = int.from_bytes(data[at : at + name_bytes], "big"), at + name_bytes
         if at >= len(data) or not data[at]:

@@ -77,6 +77,7 @@ class Wrap:
             self._gap += " " * TAB if token == "\t" else token
             return ""
         begin = self._begin(token, limit)
+        # A word that is longer than a line fills lines of its own. A word without width has no line at all.
         *lines, last = chop_cells(token, limit - self._column) or [""]
         self._column = cell_len(last) if lines else self._column + cell_len(last)
         return begin + "".join(f"{line}\n" for line in lines) + last
@@ -94,8 +95,8 @@ class Wrap:
         return ""
 
     def _make_room(self, limit: int) -> str:
-        """If the unfinished word no longer fits on its line, the line break before it and the lines that it fills itself; its last part
-        stays in `_word`. Empty if it fits."""
+        """The text to write before the unfinished word if it no longer fits on its line: a line break, and the lines that the word itself
+        fills; the rest of the word stays in `_word`. Empty if the word fits."""
         width = cell_len(self._gap) + cell_len(self._word)
         if not self._word or self._column + width <= limit:
             return ""
@@ -266,7 +267,7 @@ class Keeping(Screen):
         self._try(lambda: self._screen.show(answer, new_text))
 
     def think(self, answer: Spoken, new_text: str) -> bool:
-        shown = list[bool]()
+        shown = list[bool]()  # It stays empty if the screen does not work any more.
         self._try(lambda: shown.append(self._screen.think(answer, new_text)))
         return any(shown)
 
@@ -345,7 +346,8 @@ def speaking_line(answer: Spoken) -> Text:
 def waiting_line(waited_s: float) -> Text:
     """The line while nothing comes: a sign that turns, and, from TOLD_FROM_S seconds on, the number of seconds."""
     turning = SPINNER[int(waited_s * TURNS_PER_S) % len(SPINNER)]
-    return Text(f"{turning} thinking{f' {waited_s:.0f} s' if waited_s >= TOLD_FROM_S else ''}", style="dim")
+    seconds = f" {waited_s:.0f} s" if waited_s >= TOLD_FROM_S else ""
+    return Text(f"{turning} thinking{seconds}", style="dim")
 
 
 def screen_for(as_json: bool, is_sound_piped: bool = False) -> Screen:
@@ -415,7 +417,7 @@ async def follow(
                         case Alignment():
                             answer.words += event.words
                         case Picture():
-                            answer.pictures += event.preview_step is None
+                            answer.pictures += event.preview_step is None  # A preview does not count.
                         case Done():
                             return answer, event
             finally:

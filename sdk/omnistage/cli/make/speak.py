@@ -164,12 +164,13 @@ def _remarks(question: Question, answer: Spoken, done: Done, hearing: Listening)
 
 
 async def _drawn_output(omni: AsyncOmni, pipeline: str) -> str:
-    """The output that the asked pipelines draw, a key of DRAW; empty if one of them does not only draw, or if the router does not answer
-    any more. pipeline: the one that was asked; empty: the router chose."""
+    """The output that the asked pipelines draw, a key of DRAW. It is empty if one of them does more than draw, or if the router does not
+    answer any more. pipeline: the one that was asked; empty: the router chose, so any may have been asked."""
     with suppress(OmniError):
         pipelines = [one for one in await omni.pipelines(timeout_s=LOOK_S) if pipeline in ("", one.name)]
         if all(one.only_draws for one in pipelines):
-            return next((port for port in DRAW if any(port in one.outputs for one in pipelines)), "")
+            outputs = {port for one in pipelines for port in one.outputs}
+            return next((port for port in DRAW if port in outputs), "")
     return ""
 
 
@@ -182,14 +183,15 @@ def _refusals(question: Question) -> Iterator[None]:
     except BadRequestError as error:
         if [violation.field for violation in error.fields] != ["outputs"]:
             raise
-        option, hint = "--out", "Leave --out out for the text alone."
+        text = SHELL.message(error.message.partition(": ")[2])  # Before it stands the name of the field.
         if not question.options.get("outputs"):
-            raise RequestError(SHELL.message(error.message.partition(": ")[2])) from error
+            raise RequestError(text) from error
+        option, hint = "--out", "Leave --out out for the text alone."
         if question.out is None and question.captions is None:
             option, hint = "--text-only", "Leave --text-only out."
         elif question.captions is not None and "'alignment'" in error.message:
             option, hint = "--captions", "Leave --captions out, or ask a pipeline that gives alignment: `omnistage pipelines`."
-        raise RequestError(f"{option}: {SHELL.message(error.message.partition(': ')[2])}", hint=hint) from error
+        raise RequestError(f"{option}: {text}", hint=hint) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,9 +68,8 @@ async def show_status(address: str | None, api_key: str | None, as_json: bool, t
     target = must_run(address, api_key)
     async with connect_client(target, timeout_s, verbose) as omni:
         replicas = _group_replicas(await omni.replicas(timeout_s=timeout_s))
-    page = next(
-        (page for served in served_here() if served.address == reachable_address(target.address) and (page := open_page(served))), None
-    )
+    pages = (open_page(served) for served in served_here() if served.address == reachable_address(target.address))
+    page = next(filter(None, pages), None)
     if as_json:
         print(json.dumps({"replicas": [{key: getattr(replica, key) for key in STATUS_KEYS} for replica in replicas], "page": page}))
     else:
@@ -119,14 +118,14 @@ def show_models(as_json: bool) -> None:
 
 
 def settings_lines(replicas: Sequence[Replica]) -> list[str]:
-    """The lines below the table, with the settings that the stages chose: one line for all replicas of a stage that chose the same."""
+    """The lines below the table, with the settings that the stages chose. Replicas of a stage that chose the same have one line."""
     kinds = [kind for _, kind in {(replica.pipeline, replica.stage) for replica in replicas}]
-    lines = [
-        f"[bold]{escape(f'{replica.pipeline}/{replica.stage}' if kinds.count(replica.stage) > 1 else replica.stage)}[/]  "
-        + ", ".join(f"[dim]{escape(name)}[/] {escape(_for_humans(name, value))}" for name, value in sorted(replica.settings.items()))
-        for replica in replicas
-        if replica.settings
-    ]
+    lines = list[str]()
+    for replica in replicas:
+        if replica.settings:
+            name = f"{replica.pipeline}/{replica.stage}" if kinds.count(replica.stage) > 1 else replica.stage
+            values = (f"[dim]{escape(key)}[/] {escape(_for_humans(key, value))}" for key, value in sorted(replica.settings.items()))
+            lines.append(f"[bold]{escape(name)}[/]  {', '.join(values)}")
     return ["", *dict.fromkeys(lines)] if lines else []
 
 
@@ -193,11 +192,11 @@ def _group_replicas(replicas: Sequence[Replica]) -> list[Replica]:
 
 
 def _fitting(replicas: Sequence[Replica], console: Console) -> RenderableType:
-    """The table of the servers with as many columns as fit uncut. If not even the last columns to be left out are enough, two lines for
-    each server."""
+    """The table of the servers with as many columns as fit uncut. If not even the table with the fewest columns fits, two lines for each
+    server."""
     unbounded = console.options.update(width=WIDE)
     columns = list(COLUMNS)
-    for dropped in ("", *(DROPPED_OF_SEVERAL if _several(replicas) else DROPPED)):
+    for dropped in ("", *(DROPPED_OF_SEVERAL if _several(replicas) else DROPPED)):  # The first try has all columns.
         if dropped:
             columns.remove(dropped)
         table = _status_table(replicas, columns)
