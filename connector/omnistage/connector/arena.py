@@ -85,7 +85,7 @@ def class_bytes(length: int) -> int:
     """Payload bytes of the smallest block that holds `length`: 4 sizes per power of two from 4 KiB, so at most 25 % is unused."""
     if length <= SMALLEST_CLASS:
         return SMALLEST_CLASS
-    step = (1 << ((length - 1).bit_length() - 1)) // 4
+    step = (1 << ((length - 1).bit_length() - 1)) // 4  # a quarter of the largest power of two below `length`
     return -(-length // step) * step
 
 
@@ -304,13 +304,13 @@ class Arena:
     def _end_quarantine(self) -> None:
         """Give back the blocks in quarantine whose grace has ended or whose reader is dead. Readers are looked at a few times a second."""
         now_s = self._clock()
-        look = now_s >= self._next_look
-        if look:
+        is_time = now_s >= self._next_look
+        if is_time:
             self._next_look = now_s + _LOOK_PAUSE_S
         for reader, waiting in list(self._quarantine.items()):
-            dead = look and reader is not None and reader.is_dead()
-            while waiting and (dead or waiting[0][0] <= now_s):
-                block = waiting.popleft()[1]
+            is_dead = is_time and reader is not None and reader.is_dead()
+            while waiting and (is_dead or waiting[0][0] <= now_s):  # The first of the pair is the end of the grace.
+                _, block = waiting.popleft()
                 block.doomed -= 1
                 self.free(block)
             if not waiting:
@@ -319,7 +319,7 @@ class Arena:
     def _find(self, capacity: int) -> Block:
         """Find or make a block of a size class without free blocks; cheap ways are tried first. Raises ArenaFull if no way helps."""
         dedicated = self._is_dedicated(capacity)
-        block = None if dedicated else self._cut_extent(capacity) or self._carve(capacity) or self._recut(capacity)
+        block = None if dedicated else (self._cut_extent(capacity) or self._carve(capacity) or self._recut(capacity))
         block = block or self._grow(capacity, dedicated)
         if block is None and not dedicated:
             block = self._join(capacity)
@@ -330,10 +330,8 @@ class Arena:
     def _carve(self, capacity: int) -> Block | None:
         """Cut a block off the first segment that has room; None: no segment has."""
         for segment in self._segments.values():
-            if not segment.dedicated:
-                block = self._cut(segment, capacity)
-                if block is not None:
-                    return block
+            if not segment.dedicated and (block := self._cut(segment, capacity)) is not None:
+                return block
         return None
 
     def _recut(self, capacity: int) -> Block | None:
@@ -367,11 +365,12 @@ class Arena:
         """Give one segment with no block in use back to the mount, and try to grow; None: that was not enough, call it again. Raises
         ArenaFull if it cannot help."""
         idle = [segment for segment in self._segments.values() if segment.live_blocks == 0]
-        min_bytes = self.bytes_total - sum(segment.reserved for segment in idle)
-        if not idle or min_bytes + reservation(PAGE + BLOCK_HEADER + capacity, self._segment_size(capacity, dedicated)) > self.max_bytes:
+        busy_bytes = self.bytes_total - sum(segment.reserved for segment in idle)
+        new_bytes = reservation(PAGE + BLOCK_HEADER + capacity, self._segment_size(capacity, dedicated))
+        if not idle or busy_bytes + new_bytes > self.max_bytes:
             raise ArenaFull(f"no block of {capacity} bytes is free: {self._bytes_used} of {self.max_bytes} bytes are in use")
         self._drop(idle[0])
-        self._refused_until = self._clock()
+        self._refused_until = self._clock()  # The mount has more room than when it refused.
         return self._grow(capacity, dedicated)
 
     def _is_dedicated(self, capacity: int) -> bool:

@@ -147,7 +147,7 @@ def sweep(*, limit_s: float = math.inf) -> int:
 
 
 def _arenas(deadline: float) -> dict[str, list[str]]:
-    """The arenas with files on the mount, by name in hex: for each file its ending, "live" or the number of a segment. deadline: the time
+    """The arenas with files on the mount: name in hex -> the ending of each file, "live" or the number of a segment. deadline: the time
     (time.monotonic()) after which the list may be left incomplete."""
     endings: dict[str, list[str]] = {}
     try:
@@ -155,7 +155,8 @@ def _arenas(deadline: float) -> dict[str, list[str]]:
             for entry in entries:
                 match = _NAME.fullmatch(entry.name)
                 if match is not None:
-                    endings.setdefault(match[1], []).append(match[2])
+                    arena, ending = match.groups()
+                    endings.setdefault(arena, []).append(ending)
                 if time.monotonic() >= deadline:
                     break
     except OSError:

@@ -181,6 +181,7 @@ class Sender:
         if probe is not None and self._arena is not None:
             self._arena.free(probe[0])
         if answer.kind == tensor_pb2.TRANSPORT_KIND_INLINE:
+            # Without a probe nothing was offered, and `_reason` says why already.
             self._reason = answer.reason or (self._reason if probe is None else "the reader chose inline")
         elif answer.kind != tensor_pb2.TRANSPORT_KIND_SHARED_MEMORY or probe is None:
             self._reason = "the reader chose what was not offered"
@@ -230,8 +231,8 @@ class Sender:
                 raise ConnectorError("the tensor was posted on this stream before and not given back yet")
             self._arena.hold(block)
             self._blocks[key] = block
-        way = tensor_pb2.TRANSPORT_KIND_SHARED_MEMORY if block is not None and shared else tensor_pb2.TRANSPORT_KIND_INLINE
-        self._on_post(transport_name(way), parcel.size)
+        kind = tensor_pb2.TRANSPORT_KIND_SHARED_MEMORY if block is not None and shared else tensor_pb2.TRANSPORT_KIND_INLINE
+        self._on_post(transport_name(kind), parcel.size)
         return messages
 
     def release(self, release: tensor_pb2.Release) -> None:
@@ -254,9 +255,9 @@ class Sender:
         probe, self._probe = self._probe, None
         if probe is not None:
             self._arena.free(probe[0])  # at once, because a late reader of the probe only fails to prove the memory
-        over = clean or (self._reader is not None and self._reader.is_dead())
+        may_reuse = clean or (self._reader is not None and self._reader.is_dead())
         for block in self._blocks.values():
-            if over:
+            if may_reuse:
                 self._arena.free(block)
             else:
                 self._arena.quarantine(block, self._reader)
@@ -343,7 +344,7 @@ class Receiver:
         return len(self._held)
 
     def answer(self, offers: Sequence[tensor_pb2.Offer]) -> tensor_pb2.Answer:
-        """Choose among the other end's offers: shared memory if it can be proven, otherwise inline with the reason. Never raises."""
+        """Choose among the other end's offers: shared memory if it can be proven, otherwise inline, with the first reason. Never raises."""
         reason = ""
         for offer in offers:
             if offer.kind != tensor_pb2.TRANSPORT_KIND_SHARED_MEMORY:
@@ -376,8 +377,8 @@ class Receiver:
         return ""
 
     def _read_probe(self, offer: tensor_pb2.Offer) -> bytes:
-        """The secret bytes of an offer's probe. If the memory belongs to another user, all tensors are copied from now on; if no `owners`
-        are accepted, it raises ForeignSegment. Raises ConnectorError."""
+        """The secret bytes of an offer's probe. If the memory belongs to another user, all tensors are copied from now on. Raises
+        ForeignSegment if the memory belongs to another user and no `owners` are accepted, and ConnectorError for a wrong probe."""
         probe = offer.probe
         layout = parse_layout(probe)
         if probe.WhichOneof("place") != "shared_memory" or layout.size != PROBE_BYTES or probe.shared_memory.length != PROBE_BYTES:
@@ -479,7 +480,7 @@ class Receiver:
             lease = self._dropped.popleft()
             assert isinstance(lease, _Lease)
             self._held_bytes -= lease.size
-            if self._copies.pop(id(lease), None) is None:
+            if self._copies.pop(id(lease), None) is None:  # A view; the block of a copy was given back at once.
                 del self._held[lease.key]
                 self._to_release.append(lease.key)
 

@@ -48,7 +48,8 @@ def _fault(text: str) -> str:
     """The fault of a text that is not HOST:PORT, and what to write instead, in words."""
     scheme, has_scheme, rest = text.partition("://")
     if has_scheme:
-        return f"is a URL: leave {scheme}:// out, give HOST:PORT {_EXAMPLE if not _HOST_PORT.fullmatch(rest) else f'such as {rest}'}"
+        example = f"such as {rest}" if _HOST_PORT.fullmatch(rest) else _EXAMPLE
+        return f"is a URL: leave {scheme}:// out, give HOST:PORT {example}"
     host, colon, port = text.rpartition(":")
     if text.isdecimal():
         return f"has no host: give HOST:PORT such as 127.0.0.1:{text}"
@@ -101,10 +102,10 @@ def check_can_listen(address: str, option: str, *, is_reserved: bool = False) ->
     except socket.gaierror:
         raise StartError(f"cannot listen on {address}: no host {host!r} is known here; choose another {option}") from None
     refusals = [_refusal(family, name, is_reserved) for family, _, _, _, name in candidates]
-    # Some addresses of a name may not exist on this machine, such as ::1 without IPv6. One existing address is enough to listen.
-    number = errno.EADDRINUSE if errno.EADDRINUSE in refusals else min(refusals)
-    if number:
-        raise StartError(f"cannot listen on {address}: {_reason(number, host, port)}; choose another {option}")
+    # Some addresses of a name may not exist on this machine, such as ::1 without IPv6. One address without a refusal (0) is enough.
+    error_number = errno.EADDRINUSE if errno.EADDRINUSE in refusals else min(refusals)
+    if error_number:
+        raise StartError(f"cannot listen on {address}: {_reason(error_number, host, port)}; choose another {option}")
 
 
 def _refusal(family: socket.AddressFamily, name: tuple[object, ...], is_reserved: bool) -> int:
@@ -207,12 +208,10 @@ async def _look_up(name: Name) -> list[str]:
     """The addresses of a name, HOST:PORT: its A records, or its AAAA records if it has none. With both, every replica would be listed
     twice."""
     infos = await asyncio.get_running_loop().getaddrinfo(name.host, name.port, type=socket.SOCK_STREAM)
-    by_family = {
-        family: [address for also, _, _, _, (address, *_) in infos if also == family] for family in (socket.AF_INET, socket.AF_INET6)
-    }
-    if by_family[socket.AF_INET]:
-        return [f"{address}:{name.port}" for address in by_family[socket.AF_INET]]
-    return [f"[{address}]:{name.port}" for address in by_family[socket.AF_INET6]]
+    ipv4_addresses = [address for family, _, _, _, (address, *_) in infos if family == socket.AF_INET]
+    if ipv4_addresses:
+        return [f"{address}:{name.port}" for address in ipv4_addresses]
+    return [f"[{address}]:{name.port}" for family, _, _, _, (address, *_) in infos if family == socket.AF_INET6]
 
 
 _TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
@@ -236,7 +235,7 @@ def _listening(port: int) -> Iterator[str]:
     for table in _TABLES:
         with suppress(OSError):  # no IPv6, or no proc of this network
             for line in Path(table).read_text().splitlines()[1:]:
-                fields = line.split()
+                fields = line.split()  # Number 1 is the local address, 3 the state, 9 the inode.
                 if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
                     yield fields[9]
 

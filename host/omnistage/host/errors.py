@@ -37,10 +37,11 @@ def fault_found(fault: Mapping[str, Any], shown: str = "") -> str:
     """Describe a fault, one entry of pydantic's `errors()`. shown: the value, if it may be quoted."""
     if fault["type"] in WHOLE:
         return WHOLE[fault["type"]]
-    must = FORMS.get(fault["type"])
-    if must is None:
+    form = FORMS.get(fault["type"])
+    if form is None:
         return str(fault["msg"]).removeprefix("Value error, ").replace("Input should", "must")
-    context = dict(fault.get("ctx", {}))
-    context = {name: int(one) if isinstance(one, float) and one.is_integer() else one for name, one in context.items()}
-    rule = f"must be {must.format_map(context)}"
+    context = fault.get("ctx", {}).items()
+    # A limit shows as 8 even if pydantic gives 8.0.
+    limits = {name: int(value) if isinstance(value, float) and value.is_integer() else value for name, value in context}
+    rule = f"must be {form.format_map(limits)}"
     return f"is {shown}; it {rule}" if shown else rule

@@ -93,15 +93,15 @@ class _Server(ThreadingWSGIServer):
             return
         self._visitors.add(request)
         self._silent[request] = None
-        visited = start_spare("omnistage-metrics-visitor", partial(self.process_request_thread, request, client_address))
-        if visited.ident is None:  # No further thread could be started.
+        thread = start_spare("omnistage-metrics-visitor", partial(self.process_request_thread, request, client_address))
+        if thread.ident is None:  # No further thread could be started.
             self.shutdown_request(request)
 
     def _leave_oldest(self) -> bool:
         """Close the connection that has been silent for longest; its visitor counts no more, and its thread ends soon. Return False if none
         is silent."""
         for oldest in list(self._silent):
-            if self._silent.pop(oldest, oldest) is None:  # It was still silent.
+            if self._silent.pop(oldest, oldest) is None:  # The value None: it was still there, so it was still silent.
                 with suppress(OSError):
                     oldest.shutdown(socket.SHUT_RDWR)
                 self._visitors.discard(oldest)
@@ -148,6 +148,7 @@ class _Handler(WSGIRequestHandler):
 def serve_metrics(host: str, port: int, registry: CollectorRegistry) -> int:
     """Serve the page from now on, on threads of its own. Returns the port. host: without brackets. port: 0 takes a free one. Raises OSError
     if this process cannot listen there."""
+    # The family of the first address.
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
     kind = _Server6 if family is socket.AF_INET6 else _Server
     server = make_server(host, port, _app(registry), kind, _Handler)

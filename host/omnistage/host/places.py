@@ -77,7 +77,8 @@ class Places:
             if self._is_within_share(self._held_by_host[client.host]):
                 return self.take(client)
         clients = self._held.keys() | {ticket.client for ticket in self._waiting} | {client}
-        equal_share = self.limit / len({each.host for each in clients}) / sum(each.host == client.host for each in clients)
+        hosts = [each.host for each in clients]  # each as often as it has clients
+        equal_share = self.limit / len(set(hosts)) / hosts.count(client.host)
         if self._held[client] >= equal_share:
             raise Refused(self._state)
         of_host = [ticket.client for ticket in self._waiting if ticket.client.host == client.host]
@@ -118,10 +119,10 @@ class Places:
             if not waiting:
                 break
             # `min` takes the first of equals, which has waited longest.
-            next_one = min(waiting, key=self._rank)
-            self._waiting.remove(next_one)
-            self._give(next_one)
-            filled.append(next_one)
+            ticket = min(waiting, key=self._rank)
+            self._waiting.remove(ticket)
+            self._give(ticket)
+            filled.append(ticket)
         return filled
 
     @property

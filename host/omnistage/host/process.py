@@ -137,7 +137,7 @@ async def _live(
             starting.cancel()
             await asyncio.wait({starting})
     if starting.cancelled():
-        return
+        return  # The process was stopped before it was ready.
     starting.result()
     await listener.say(serves=True)
     log.info("server.ready", **line)
@@ -295,9 +295,9 @@ def _stop_event(lifeline_fd: int) -> asyncio.Event:
     """An event that is set by SIGTERM, by SIGINT, and when the other end of the pipe `lifeline_fd` is closed; negative: no pipe."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # A shell ignores SIGINT in jobs in the background.
-            loop.add_signal_handler(number, stopped.set)
+    for stop_signal in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(stop_signal) is not signal.SIG_IGN:  # A shell ignores SIGINT in jobs in the background.
+            loop.add_signal_handler(stop_signal, stopped.set)
     if lifeline_fd >= 0:
         loop.add_reader(lifeline_fd, _lifeline_ended, loop, lifeline_fd, stopped)
     return stopped

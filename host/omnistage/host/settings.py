@@ -155,17 +155,17 @@ def _describe(details: ErrorDetails, kind: type[BaseModel], words: Sequence[str]
     if details["type"] == "missing":
         return f"{flag} is missing: {kind.model_fields[field].description}"
     is_option = any(word == flag or word.startswith(f"{flag}=") for word in words)
-    fault = fault_found(details, repr(str(details["input"])[:MAX_SHOWN]))
-    return _one_line(f"{flag if is_option or variable not in os.environ else variable}: {fault}")
+    source = flag if is_option or variable not in os.environ else variable
+    return _one_line(f"{source}: {fault_found(details, repr(str(details['input'])[:MAX_SHOWN]))}")
 
 
 def _find_unknown(kind: type[BaseModel], words: Sequence[str]) -> str:
     """The first word that is an option of no setting, with the option that may have been meant; empty if there is no such word."""
     flags = ["--help", *(f"--{field.replace('_', '-')}" for field in kind.model_fields)]
-    for word in (word.partition("=")[0] for word in words if word.startswith("--")):
-        if word not in flags:
-            similar = get_close_matches(word, flags, 1)
-            return f"there is no option {word[:MAX_SHOWN]}{f', did you mean {similar[0]}?' if similar else ''}"
+    for option in (word.partition("=")[0] for word in words if word.startswith("--")):
+        if option not in flags:
+            similar = get_close_matches(option, flags, 1)
+            return f"there is no option {option[:MAX_SHOWN]}{f', did you mean {similar[0]}?' if similar else ''}"
     return ""
 
 

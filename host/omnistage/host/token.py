@@ -46,9 +46,9 @@ def new_token() -> Token:
 
 
 def make_file(path: Path, token: Token, *, replaces: bool = False) -> bool:
-    """Write a token to a file, mode 0400. Return False if the file exists and, where `replaces`, has this token. The file appears with its
-    whole content at once."""
-    if path.exists() and not (replaces and path.read_text(encoding="ascii").strip() != token.secret):
+    """Write a token to a file, mode 0400. The file appears with its whole content at once. replaces: write it even if the file exists with
+    another token. Return whether it was written."""
+    if path.exists() and (not replaces or path.read_text(encoding="ascii").strip() == token.secret):
         return False
     part = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)

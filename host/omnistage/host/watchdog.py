@@ -138,7 +138,7 @@ class _Judge:
         self.thread = thread
         self.active = False
         self._steps = 0
-        self._judged = False  # whether the last look could measure the thread
+        self._measured = False  # whether the last look could measure the thread
         self._idle_s = 0.0  # of the present step, without use of a CPU
         self._step_s = 0.0  # of the present step, in all
 
@@ -149,8 +149,8 @@ class _Judge:
         busy = self.thread.busy
         self.active = busy or self._steps != steps_before
         use = None if self.thread.thread_id is None or not busy else look.uses.get(self.thread.thread_id)
-        judged_before, self._judged = self._judged, use is not None
-        if use is None or not judged_before or self._steps != steps_before:
+        measured_before, self._measured = self._measured, use is not None
+        if use is None or not measured_before or self._steps != steps_before:
             self._idle_s = self._step_s = 0.0
             return ""
         if use.cpu_s:
@@ -198,9 +198,9 @@ def _look(before: Mapping[int, KernelThread], after: Mapping[int, KernelThread],
     if elapsed_s > PERIOD_S + LATE_S:
         return _Look(uses, 0.0, 0.0)
     own_id = threading.get_native_id()
-    pythons = {thread.native_id for thread in threading.enumerate()}
+    python_ids = {thread.native_id for thread in threading.enumerate()}
     delay_s = max((use.delay_s for number, use in uses.items() if number != own_id), default=0.0)
-    native = [use for number, use in uses.items() if number not in pythons]
+    native = [use for number, use in uses.items() if number not in python_ids]
     # A thread that waits for a disk does something too; the kernel does not say for how long.
     native_s = max((elapsed_s if use.state == "D" else use.cpu_s + use.delay_s for use in native), default=0.0)
     return _Look(uses, max(elapsed_s - delay_s, 0.0), max(elapsed_s - max(delay_s, native_s), 0.0))
@@ -317,7 +317,7 @@ def _thread(folder: Path) -> KernelThread | None:
             cpu_ns, delay_ns, _ = (folder / "schedstat").read_text().split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The name may hold anything. After it come state (field 3) and, as fields 14 and 15, the ticks in user and kernel mode.
+    # The name may hold anything. `fields` begins after it, with field 3, the state. Fields 14 and 15 are the ticks in user and kernel mode.
     fields = stat.rpartition(")")[2].split()
     if DELAYS_ARE_TOLD:
         return KernelThread(fields[0], int(cpu_ns) / 1e9, int(delay_ns) / 1e9)

@@ -86,7 +86,7 @@ class Patience:
         self._stage = stage
         self._address = address
         self._deadline = deadline
-        self._known = process_fields
+        self._process_fields = process_fields
         self._since: float | None = None  # when the present wait began; None: no wait
         # `may_leave` is called from a task that all sessions share. Its log lines need the context of the session that made this object.
         self._session = copy_context()
@@ -117,7 +117,7 @@ class Patience:
             self._log("link.waited", answers=answers, waited_s=round(waited_s, 3))
 
     def _log(self, event: str, **fields: object) -> None:
-        self._session.run(log.warning, event, stage=self._stage, address=self._address, **fields, **self._known())
+        self._session.run(log.warning, event, stage=self._stage, address=self._address, **fields, **self._process_fields())
 
 
 TICK_S = 0.1
@@ -193,7 +193,7 @@ class Attendance:
     def __init__(self, pulse: Pulse, give_up: GiveUp, may_hedge: Callable[[], bool] | None, patience: Patience | None) -> None:
         """Use `Pulse.attend`."""
         self._pulse = pulse
-        self._begun = pulse.ticks
+        self._first_tick = pulse.ticks  # number of the tick at which the stream began to listen
         self._may_hedge = may_hedge
         self._patience = patience
         self._report = give_up
@@ -218,7 +218,7 @@ class Attendance:
     def look(self, rhythm: Rhythm) -> None:
         """Give the stream up if the peer has been quiet for too long. Time before the stream began does not count: the peer may just have
         woken."""
-        silent_ticks = min(rhythm.quiet, self._pulse.ticks - self._begun)
+        silent_ticks = min(rhythm.quiet, self._pulse.ticks - self._first_tick)
         if silent_ticks >= rhythm.silence and (self._patience is None or self._patience.may_leave(_silence(silent_ticks))):
             self._give_up(silent_ticks)
         elif self._may_hedge is not None and silent_ticks >= rhythm.hesitation:
@@ -293,11 +293,13 @@ class Pulse:
     def _beat(self, report: stage_pb2.WatchResponse) -> None:
         """Note a report of the peer as a beat, and call `hear` of the streams if the peer was quiet before."""
         was_quiet = self.is_quiet
+        # An older stage names no period, and beats once a second.
         self._rhythm.beat(report.period.seconds + report.period.nanos / 1e9 if report.HasField("period") else 1.0)
-        if was_quiet and not self._attending:
-            self._end_later()
-        for attendance in tuple(self._attending) if was_quiet else ():
-            attendance.hear()
+        if was_quiet:
+            if not self._attending:
+                self._end_later()  # A peer that beats is watched for a shorter time.
+            for attendance in tuple(self._attending):
+                attendance.hear()
 
     async def _listen(self) -> None:
         """Receive the reports of the peer until this pulse is dropped. A peer that has no Watch, or whose Watch fails, is mute: it still
@@ -311,6 +313,7 @@ class Pulse:
                         self._mute = False
                         self._beat(report)
             except grpc.aio.AioRpcError as error:
+                # A peer that cannot be reached does not become mute by that.
                 self._mute = self._mute or error.code() != grpc.StatusCode.UNAVAILABLE
             finally:
                 call.cancel()  # If this task is cancelled while the call waits for a connection, gRPC does not end the call.
@@ -342,8 +345,7 @@ class Pulses:
 
     def is_quiet(self, address: str) -> bool:
         """Whether the peer at this address did not beat in time: then ask other replicas first."""
-        pulse = self._pulses.get(address)
-        return pulse is not None and pulse.is_quiet
+        return address in self._pulses and self._pulses[address].is_quiet
 
     def start_ticks(self, pulse: Pulse) -> None:
         """Count the silence of this pulse: a stream attends to it."""
@@ -392,17 +394,17 @@ class Hedges:
     """The number of second Opens that one process may still send: it grows by SHARE with each Open, up to BURST."""
 
     def __init__(self) -> None:
-        self._left = BURST
+        self._budget = BURST
 
     def count_open(self) -> None:
         """Count an Open, at any replica."""
-        self._left = min(self._left + SHARE, BURST)
+        self._budget = min(self._budget + SHARE, BURST)
 
     def take(self) -> bool:
         """Take one second Open from the budget and return True; return False if the budget holds less than one."""
-        if self._left < 1.0:
+        if self._budget < 1.0:
             return False
-        self._left -= 1.0
+        self._budget -= 1.0
         return True
 
 

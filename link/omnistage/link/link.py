@@ -134,6 +134,7 @@ class Link:
         request.batches = True
         self._attempts += 1
         if self._binding:
+            # The first revision is the one of this stage, the others are those of the hops.
             request.revision = self._binding[0]
             for hop, revision in zip(request.route, self._binding[1:], strict=False):
                 hop.revision = revision
@@ -205,9 +206,9 @@ class Link:
         except StageError as error:
             stream.close()
             if isinstance(error, StreamLost) and account.complete:
-                return None
+                return None  # Only the end of the stream is missing.
             self._losses.count()
-            if self._losses.too_many or not (error.meaning.reopens and self.search.can_mend(error)):
+            if self._losses.too_many or not error.meaning.reopens or not self.search.can_mend(error):
                 raise
             return await self._replace(stream, account, error)
 

@@ -129,7 +129,8 @@ class InputLog:
                 return False
             entry = self._entries[self._next]
             self._next += 1
-            if entry.end <= self._start and not entry.last and entry.first < self._start:
+            # An entry without items that lies at `_start` itself is sent.
+            if entry.first < self._start and entry.end <= self._start and not entry.last:
                 self._writer.first = entry.end
                 continue
             content: Content = entry.payload if entry.parcel is None else sender.post(entry.parcel)
@@ -159,6 +160,7 @@ class InputLog:
         is_end = self._entries[0].last
         self._drop_first()
         if is_end:
+            # The end by itself, which counts as sent, as the forgotten entry did.
             self._entries.append(_Entry(self._end, 0, True, None, None, 0))
             self._next = 1
 
@@ -188,12 +190,12 @@ class OutputAccount:
         self._expected = set(expected)
         self._history: dict[str, list[chunk_pb2.Chunk]] = {port: [] for port in checkpoints}
         self._ports: dict[str, PortReader] = {}
-        self._before: dict[str, int] = {}
-        for position in resume.positions if resume is not None else ():
+        resume = resume if resume is not None else stage_pb2.Resume()
+        for position in resume.positions:
             self._ports[position.port] = PortReader(
                 position.port, granted=sys.maxsize, seq=position.seq, first=position.first, is_ended=position.ended
             )
-        for chunk in resume.history if resume is not None else ():
+        for chunk in resume.history:
             self._history.setdefault(chunk.port, []).append(chunk)
         self._begin = {port: reader.seq for port, reader in self._ports.items()}  # chunks that came before this link, by port
         self._stream_began = dict(self._begin)  # chunks that came before the present stream, by port
@@ -219,8 +221,7 @@ class OutputAccount:
         self._expected.add(port)
 
     def has_ended(self, port: str) -> bool:
-        reader = self._ports.get(port)
-        return reader is not None and reader.ended
+        return port in self._ports and self._ports[port].ended
 
     @property
     def empty(self) -> bool:
@@ -392,7 +393,7 @@ class Feed:
                 inputs.next_chunk(stream.sender, credit)
                 self._room.set()
                 self._forget()
-            if chunk is not None:
+            if chunk is not None:  # The batch has no room for it.
                 break
         return batch.put_into(stage_pb2.RunRequest()) if batch else None
 
@@ -401,6 +402,6 @@ class Feed:
         total_bytes = sum(inputs.bytes for inputs in self._inputs.values())
         for inputs in self._inputs.values():
             while total_bytes > self._replay_bytes and inputs.can_cut:
-                before = inputs.bytes
+                bytes_before = inputs.bytes
                 inputs.cut()
-                total_bytes -= before - inputs.bytes
+                total_bytes -= bytes_before - inputs.bytes

@@ -105,7 +105,7 @@ class Search:
         """Ask the replicas, in rounds, until one takes the session. revisions: as in Route.place. Raises the error of the last replica if
         no further round can help, or the time for them is over."""
         begin_s = time.monotonic()
-        give_up = begin_s + min(self._route.patience_s, self._deadline.remaining_s)
+        patient_until_s = begin_s + min(self._route.patience_s, self._deadline.remaining_s)
         pause = FIRST_PAUSE_S
         self._known = set(self._route.others("", revisions))
         while True:
@@ -114,7 +114,7 @@ class Search:
             except StageError as error:
                 if not (error.meaning.passes and self.can_mend(error)):
                     raise
-                if time.monotonic() + pause > give_up and not self._is_another(revisions):
+                if time.monotonic() + pause > patient_until_s and not self._is_another(revisions):
                     raise
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
@@ -146,7 +146,7 @@ class Search:
         addresses, hops = self._route.place(revisions)
         errors = [StageError("STAGE_LOST", f"no replica of {self._stage} is known", metadata={"stage": self._stage})]
         self._known.update(addresses)
-        remaining = sorted(addresses, key=self._last_resort)
+        remaining = sorted(addresses, key=self._order)
         while remaining and (len(remaining) == len(addresses) or time.monotonic() < until):
             address = remaining.pop(0)
             self._channels.hedges.count_open()
@@ -163,15 +163,15 @@ class Search:
                 errors = [self._as_lost(address, error) if error.reason == "UNAUTHENTICATED" else error]
         raise errors.pop()  # If this frame kept the error, the error would keep the frame and with it the request.
 
-    def _last_resort(self, address: str) -> tuple[bool, float]:
-        """The key that sorts the replicas. First come replicas that this link never lost, then replicas that it lost, the latest loss last;
-        quiet replicas come after all others."""
+    def _order(self, address: str) -> tuple[bool, float]:
+        """The key that sorts the replicas. First come replicas that this link never lost, then replicas that it lost, the latest loss last.
+        Quiet replicas come after all others."""
         return self._channels.pulses.is_quiet(address), self._lost_at.get(address, 0.0)
 
     def _may_hedge(self, others: Sequence[str]) -> bool:
         """Whether to withdraw an Open that its replica does not answer at once, to send it to another one. True if one of `others` is not
         quiet, and the budget of second Opens has room; this uses up one of them."""
-        return not all(self._channels.pulses.is_quiet(address) for address in others) and self._channels.hedges.take()
+        return any(not self._channels.pulses.is_quiet(address) for address in others) and self._channels.hedges.take()
 
     def _as_lost(self, address: str, error: StageError) -> StageError:
         """The error for the callers of this process if a replica refuses this process's token: STAGE_LOST, because their own credentials

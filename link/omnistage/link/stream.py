@@ -124,6 +124,7 @@ class Stream:
         except asyncio.CancelledError:
             if not self._silent or _is_cancelled():
                 raise
+            # Nobody cancels this task: `_fall_silent` has cancelled the call.
             raise self._deadline.silence(self._stage, f"{self._stage} was lost: {self._silent}") from None
 
     def _fall_silent(self, reason: str) -> None:
@@ -141,7 +142,7 @@ class Stream:
         except (grpc.RpcError, asyncio.InvalidStateError):
             return
         except asyncio.CancelledError:
-            # If this end cancels its call, a waiting write also ends so, although nobody cancelled the waiting task.
+            # If this end cancels its call, a waiting write raises CancelledError too, although nobody cancelled the waiting task.
             if _is_cancelled():
                 raise
 

@@ -29,8 +29,8 @@ LOOKS = 8
 
 
 class within:
-    """`async with within(seconds, late)`: raises the error that `late` returns if the block takes longer. The error refers to no task,
-    unlike the error of `asyncio.timeout`, so a task may end with it.
+    """`async with within(seconds, make_error)`: raises the error that `make_error` returns if the block takes longer. The error refers to
+    no task, unlike the error of `asyncio.timeout`, so a task may end with it.
 
     The limit is for waiting for a peer. So time in which this process was stopped, or its loop held up, does not count, because this
     process would not have heard a peer that answered in time. counts_all: count that time too, for an agreed moment such as a deadline.
@@ -38,8 +38,8 @@ class within:
 
     def __init__(self, seconds: float, make_error: Callable[[], StageError], *, counts_all: bool = False) -> None:
         self._limit: asyncio.Timeout | None = asyncio.timeout(seconds)
-        self._late = make_error
-        self._wait_s = math.inf if counts_all else max(seconds, 0.0) / LOOKS
+        self._make_error = make_error
+        self._look_s = math.inf if counts_all else max(seconds, 0.0) / LOOKS  # Seconds between two looks; infinite: there are none.
         self._next_look: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> None:
@@ -48,16 +48,16 @@ class within:
         self._plan_look()
 
     def _plan_look(self) -> None:
-        if math.isfinite(self._wait_s):
-            self._next_look = asyncio.get_running_loop().call_later(self._wait_s, self._look)
+        if math.isfinite(self._look_s):
+            self._next_look = asyncio.get_running_loop().call_later(self._look_s, self._look)
 
     def _look(self) -> None:
         """Extend the limit by the seconds that this look comes too late. A loop that was held up past this look and the end of the limit
         runs this look first, because it was due first."""
-        if self._limit is None or self._next_look is None or (ends := self._limit.when()) is None or self._limit.expired():
+        if self._limit is None or self._next_look is None or (end_s := self._limit.when()) is None or self._limit.expired():
             return
         late_s = asyncio.get_running_loop().time() - self._next_look.when()
-        self._limit.reschedule(ends + max(late_s, 0.0))
+        self._limit.reschedule(end_s + max(late_s, 0.0))
         self._plan_look()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -72,7 +72,7 @@ class within:
             pass
         finally:
             del limit, error, trace
-        raise self._late() from None
+        raise self._make_error() from None
 
 
 def look_at_error(task: asyncio.Task[Any]) -> None:

@@ -106,6 +106,7 @@ class StageError(Exception):
 
     def to_ended(self) -> stage_pb2.Ended:
         """The last message of a `Run` stream that ends with this error."""
+        # The value of a gRPC status code is a pair: its number and its name.
         message = stage_pb2.Ended(code=self.code.value[0], reason=self.reason, message=self.message, metadata=self.metadata)
         if self.retry_delay_s is not None:
             message.retry_delay.CopyFrom(duration(self.retry_delay_s))
@@ -141,13 +142,14 @@ class StageError(Exception):
 def _shorten(message: str) -> str:
     """Cut a message to MAX_TEXT_BYTES: a message that quotes a caller may have any length."""
     encoded = message.encode()
+    # The dots at the end take 4 bytes.
     return message if len(encoded) <= MAX_TEXT_BYTES else encoded[: MAX_TEXT_BYTES - 4].decode(errors="ignore") + " ..."
 
 
 def bad_request(field: str, description: str, **place: str) -> StageError:
     """The error of a bad field of a request; `field` in proto spelling. place: says which of several values is bad, such as port="x", as in
     omnistage.models.interface.BadRequest. It is separate from `field`, because clients have their own names for fields."""
-    message = ": ".join([field, *(f"{name} {which}" for name, which in place.items()), description])
+    message = ": ".join([field, *(f"{name} {value}" for name, value in place.items()), description])
     return StageError("BAD_REQUEST", message, metadata={"field": field, **place})
 
 

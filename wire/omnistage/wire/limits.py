@@ -201,36 +201,37 @@ def _walk(data: bytes, shape: Mapping[int, _Field], most_fields: int) -> None:
                 fields_left -= 1
                 if fields_left < 0:
                     raise _MoreFields
+                # Tags and lengths of one byte are read here, because nearly all are, and a call for each would take longer.
                 tag = data[at]
                 at += 1
                 if tag > 0x7F:
                     tag, at = _varint(data, at - 1)
-                wire = tag & 7
+                wire = tag & 7  # The lowest three bits are the wire type.
                 if wire == _LENGTH:
                     length = data[at]
                     at += 1
                     if length > 0x7F:
                         length, at = _varint(data, at - 1)
-                    after = at + length
-                    if after > end:
+                    field_end = at + length
+                    if field_end > end:
                         raise DecodeError("a field is longer than its message")
                     field = shape.get(tag)
                     if field is not None:
                         if field.most:
-                            _count(field, counts, _elements(field, data, at, after), outer, name)
+                            _count(field, counts, _elements(field, data, at, field_end), outer, name)
                         if field.size and length > field.size:
                             raise TooLarge(_path(outer, name, field), f"at most {field.size} bytes")
                         if field.inside is not None:
                             outer.append((end, shape, name))
-                            end, shape, name = after, field.inside, field.name
-                            continue
-                    at = after
+                            end, shape, name = field_end, field.inside, field.name
+                            continue  # with the fields inside
+                    at = field_end
                     continue
                 if wire == _VARINT:
-                    last = at + _MAX_VARINT_BYTES
+                    limit = at + _MAX_VARINT_BYTES
                     while data[at] > 0x7F:
                         at += 1
-                        if at >= last:
+                        if at >= limit:
                             raise DecodeError("a number is too long")
                     at += 1
                 elif wire == _FIXED32:
@@ -283,7 +284,7 @@ def _count(field: _Field, counts: dict[str, int], elements: int, outer: list[tup
 
 def _path(outer: list[tuple[int, Mapping[int, _Field], str]], name: str, field: _Field) -> str:
     """The path of a field, spelled as in the errors of stages, for example `thinker.stop` for open.params.thinker.stop."""
-    path = ".".join(filter(None, [*(each[2] for each in outer), name, field.name])).removeprefix("turn.")
+    path = ".".join(filter(None, [*(outer_name for *_, outer_name in outer), name, field.name])).removeprefix("turn.")
     for envelope in ("open.params.", "open.resume."):
         if path.startswith(envelope):
             return path.removeprefix("open.").removeprefix("params.")
@@ -311,7 +312,7 @@ def _entries(field: FieldDescriptor) -> list[tuple[int, _Field]]:
     assert field.containing_type is not None
     full_name = f"{field.containing_type.name}.{field.name}"
     max_count = COUNTS[full_name] if field.is_repeated else 0
-    size = BYTES[full_name] or 0 if field.type == FieldDescriptor.TYPE_BYTES else 0
+    size = (BYTES[full_name] or 0) if field.type == FieldDescriptor.TYPE_BYTES else 0
     is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
     inside = _shape(field.message_type) if field.message_type is not None and not is_map else None
     if not (max_count or size or inside):
@@ -320,7 +321,6 @@ def _entries(field: FieldDescriptor) -> list[tuple[int, _Field]]:
     single = _Field(field.name, full_name, max_count, size, -1, inside)
     entries = [(field.number << 3 | wire, single)]
     if wire != _LENGTH:
-        entries.append(
-            (field.number << 3 | _LENGTH, _Field(field.name, full_name, max_count, size, {_FIXED32: 4, _FIXED64: 8}.get(wire, 0), None))
-        )
+        packed_size = {_FIXED32: 4, _FIXED64: 8}.get(wire, 0)
+        entries.append((field.number << 3 | _LENGTH, _Field(field.name, full_name, max_count, size, packed_size, None)))
     return entries
