@@ -63,8 +63,9 @@ def private_bytes() -> int:
 def mapped_bytes(folder: Path) -> int:
     """Bytes of the files in a folder that this process has mapped, whether they are in memory now or not."""
     files = {str(path.resolve()) for path in folder.iterdir()}
+    # Six fields: addresses, permissions, offset, device, inode, and the path, which memory without a file lacks.
     lines = (line.split(maxsplit=5) for line in _MAPS.read_text().splitlines())
-    spans = [line[0].split("-") for line in lines if len(line) == 6 and line[5] in files]
+    spans = [fields[0].split("-") for fields in lines if len(fields) == 6 and fields[5] in files]
     return sum(int(end, 16) - int(begin, 16) for begin, end in spans)
 
 

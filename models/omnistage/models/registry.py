@@ -254,9 +254,10 @@ def recognise(path: Path, among: Mapping[str, Family] | None = None, called: str
     used."""
     called = called or str(path)
     among, broken = _sound_and_broken() if among is None else (among, [])
-    borne = {name: marks for name, family in among.items() for marks in family.marks if all(_bears(path, mark) for mark in marks)}
+    # By family: the set of its marks that the checkpoint has.
+    marks_by_family = {name: marks for name, family in among.items() for marks in family.marks if all(_bears(path, mark) for mark in marks)}
     # A family whose marks all name values wins over a family with a mark that accepts any value.
-    names = [name for name, marks in borne.items() if all(mark.values for mark in marks)] or list(borne)
+    names = [name for name, marks in marks_by_family.items() if all(mark.values for mark in marks)] or list(marks_by_family)
     if len(names) == 1:
         return names[0]
     if names:
@@ -300,8 +301,8 @@ def _entry(name: str, kind: str) -> ModelEntry:
     """The entry of a family's model of a kind. Raises UnknownFamily."""
     family = family_of(name)
     if family is None or kind not in family.models:
-        having = sorted(name for name, other in families().items() if kind in other.models)
-        raise UnknownFamily(f"no {kind} named {name!r}; there are {', '.join(having)}")
+        names = sorted(each for each, candidate in families().items() if kind in candidate.models)
+        raise UnknownFamily(f"no {kind} named {name!r}; there are {', '.join(names)}")
     return family.models[kind]
 
 

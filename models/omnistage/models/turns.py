@@ -73,16 +73,20 @@ class WaitingPlaces:
             lines = self._lines[host] = self._lines.pop(host)  # after all others, which were served longer ago
             if client in lines:
                 lines[client] = lines.pop(client)
-        while (following := next((name for lines in self._lines.values() for name in lines if self._may_enter(name)), None)) is not None:
-            lines = self._lines.pop(host_of(following))
-            line = lines.pop(following)
+        while True:
+            able_clients = (name for lines in self._lines.values() for name in lines if self._may_enter(name))
+            next_client = next(able_clients, None)
+            if next_client is None:
+                return
+            lines = self._lines.pop(host_of(next_client))
+            line = lines.pop(next_client)
             place = line.popleft()
             if line:
-                lines[following] = line
+                lines[next_client] = line
             if lines:
-                self._lines[host_of(following)] = lines
+                self._lines[host_of(next_client)] = lines
             if not place.done():
-                self._take(following)
+                self._take(next_client)
                 place.set_result(None)
 
     def _may_enter(self, client: str) -> bool:
@@ -95,15 +99,15 @@ class WaitingPlaces:
     def _make_room(self, client: str) -> None:
         """Make room for one more request of a client. Raises the error of a full queue if no host has a longer line than its host would
         have, and no client of its host a longer line than this one would have."""
-        error, host_lines = self._full(self.waiting), self._lines.get(host_of(client), {})
-        longest = max(self._lines.values(), key=_length, default=host_lines)
-        if _length(longest) <= _length(host_lines) + 1:
-            longest = host_lines
-        name = max(reversed(longest), key=lambda one: len(longest[one]), default=client)  # The last of equals.
-        if longest is host_lines and len(host_lines.get(name, ())) <= len(host_lines.get(client, ())) + 1:
+        error, own_lines = self._full(self.waiting), self._lines.get(host_of(client), {})
+        host_lines = max(self._lines.values(), key=_length, default=own_lines)
+        if _length(host_lines) <= _length(own_lines) + 1:
+            host_lines = own_lines
+        longest = max(reversed(host_lines), key=lambda name: len(host_lines[name]), default=client)  # The last of equals.
+        if host_lines is own_lines and len(own_lines.get(longest, ())) <= len(own_lines.get(client, ())) + 1:
             raise error
-        place = longest[name][-1]
-        self._drop(name, place)
+        place = host_lines[longest][-1]
+        self._drop(longest, place)
         if not place.done():
             place.set_exception(error)
 
@@ -125,7 +129,9 @@ def host_of(client: str) -> str:
 def has_room(size_bytes: int, held_bytes: int, of_host_bytes: int, limit_bytes: int) -> bool:
     """Whether a host may hold so many more bytes. held_bytes: of all hosts. of_host_bytes: of this one. limit_bytes: of all together."""
     free_bytes = limit_bytes - held_bytes
-    return size_bytes <= free_bytes and (not of_host_bytes or of_host_bytes + size_bytes <= HOST_SHARE * (free_bytes + of_host_bytes))
+    if not of_host_bytes:
+        return size_bytes <= free_bytes
+    return size_bytes <= free_bytes and of_host_bytes + size_bytes <= HOST_SHARE * (free_bytes + of_host_bytes)
 
 
 def _length(lines: dict[str, Line]) -> int:

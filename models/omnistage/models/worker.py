@@ -41,13 +41,13 @@ def still_working() -> None:
 def by_two(aside: Aside, own_call: Callable[[], None], other_call: Callable[[], None]) -> None:
     """Call `own_call` on this thread and, through `aside`, `other_call` on another thread; return when both are done. Raises their
     errors."""
-    other = aside(other_call)
+    other_end = aside(other_call)
     try:
         own_call()
     finally:
-        while not wait([other], timeout=LOOK_S).done:
+        while not wait([other_end], timeout=LOOK_S).done:
             still_working()  # This thread only waits; the watchdog sees by itself whether the other thread goes on.
-    other.result()
+    other_end.result()
 
 
 @dataclass(order=True, slots=True)

@@ -126,6 +126,7 @@ def patches_of(pixels: Pixels, config: Patching, colours: Normalization) -> torc
     grid = grid_of(pixels, config)
     merge, size = config.merge, config.patch_size
     shape = (grid.frames, config.frames, grid.height // merge, merge, size, grid.width // merge, merge, size, config.channels)
+    # Axes of the result: time, row and column of an output row, row and column of a patch in it, then colour, frame, row and column.
     ordered = frames.view(shape).permute(0, 2, 5, 3, 6, 8, 1, 4, 7)
     values = ordered.reshape(grid.patches, config.channels, -1).float()
     return values.div_(scale[:, None]).sub_(shift[:, None]).view(grid.patches, config.patch_values)
@@ -243,9 +244,9 @@ def turn_of(places: torch.Tensor, head_size: int, theta: float) -> Turn:
 
 def turn_heads(x: torch.Tensor, turn: Turn) -> torch.Tensor:
     """Turn the heads by their angles. x: [patches, heads, head size]."""
-    wide, (cos, sin) = x.float(), turn
-    first, second = wide.chunk(2, -1)
-    return (wide * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
+    float_x, (cos, sin) = x.float(), turn
+    first_half, second_half = float_x.chunk(2, -1)
+    return (float_x * cos + torch.cat((-second_half, first_half), -1) * sin).to(x.dtype)
 
 
 MOST_ROWS = 1 << 14
@@ -257,22 +258,22 @@ class Segments:
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self.lengths = list(lengths)
-        self._of_length: dict[int, list[int]] = {}
+        self._indices_by_length: dict[int, list[int]] = {}
         for index, length in enumerate(lengths):
-            self._of_length.setdefault(length, []).append(index)
+            self._indices_by_length.setdefault(length, []).append(index)
 
     def attention(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Each row's attention to the rows of its segment, [rows, heads * head size]. query, key, value: [rows, heads, head size]."""
         parts = [torch.split(tensor, self.lengths) for tensor in (query, key, value)]
         out = torch.empty(len(query), query.shape[1] * query.shape[2], dtype=query.dtype, device=query.device)
         outs = torch.split(out, self.lengths)
-        for length, indices in self._of_length.items():
-            at_once = max(MOST_ROWS // length, 1)
-            for first in range(0, len(indices), at_once):
-                some = indices[first : first + at_once]
-                queries, keys, values = (torch.stack([part[index] for index in some]).transpose(1, 2) for part in parts)
+        for length, indices in self._indices_by_length.items():
+            call_size = max(MOST_ROWS // length, 1)
+            for first in range(0, len(indices), call_size):
+                call_indices = indices[first : first + call_size]
+                queries, keys, values = (torch.stack([part[index] for index in call_indices]).transpose(1, 2) for part in parts)
                 attended = functional.scaled_dot_product_attention(queries, keys, values).transpose(1, 2)
-                for index, rows in zip(some, attended, strict=True):
+                for index, rows in zip(call_indices, attended, strict=True):
                     outs[index].copy_(rows.reshape(length, -1))
         return out
 

@@ -57,10 +57,8 @@ def read_pictures(directory: Path, vision: Patching) -> PictureSettings:
     films = processor_part(directory, "video_processor", FILM_FILE)
     if films is not None and _colours(films, vision) != colours:
         raise BadCheckpoint(f"{films.place}: films have another 'image_mean' or 'image_std' than pictures, which is not supported")
-    min_pixels, max_pixels = (
-        _pixels(values, "min_pixels", "shortest_edge", MIN_PIXELS),
-        _pixels(values, "max_pixels", "longest_edge", MAX_PIXELS),
-    )
+    min_pixels = _pixels(values, "min_pixels", "shortest_edge", MIN_PIXELS)
+    max_pixels = _pixels(values, "max_pixels", "longest_edge", MAX_PIXELS)
     # A user who loads a processor with other limits and saves it has them in this file too, and Transformers then uses them for all
     # pictures.
     path = directory / "tokenizer_config.json"
@@ -102,21 +100,21 @@ def _colours(values: Config, vision: Patching) -> Normalization:
             raise BadCheckpoint(f"{values.place}: {name!r} is false, which is not supported")
     if abs(values.value("rescale_factor", float, RESCALED) - RESCALED) > 1e-9 or values.value("resample", int, BICUBIC) != BICUBIC:
         raise BadCheckpoint(f"{values.place}: only 'resample' {BICUBIC} and 'rescale_factor' 1/255 are supported")
-    mean, std = (
-        values.values(name, float) if values.has(name) else default for name, default in (("image_mean", MEAN), ("image_std", STD))
-    )
+    mean = values.values("image_mean", float) if values.has("image_mean") else MEAN
+    std = values.values("image_std", float) if values.has("image_std") else STD
     if len(mean) != vision.channels or len(std) != vision.channels or min(std) <= 0:
         raise BadCheckpoint(f"{values.place}: 'image_mean' and 'image_std' must be {vision.channels} numbers each, the latter above 0")
     return Normalization(mean, std)
 
 
 def _pixels(values: Config, name: str, edge: str, default: int) -> int:
-    """A bound in pixels: the value `name` if the config has it, as older configs; else `name` or `edge` in the object `size`. default:
+    """A bound in pixels. Older configs have it as `name`, newer configs in the object `size`, as `edge` or as `name`; `edge` wins. default:
     returned if the config has none of them."""
     if values.has(name) or not values.has("size"):
         return values.value(name, int, default)
     size = values.section("size")
-    return size.value(name if size.has(name) and not size.has(edge) else edge, int)
+    key = name if size.has(name) and not size.has(edge) else edge
+    return size.value(key, int)
 
 
 PUBLISHED = {"sampling_rate": 16_000, "hop_length": 160, "n_fft": 400}
@@ -157,7 +155,7 @@ class Spectrograms:
         Where silence follows, the extractor gets a little of it, which gives the same frames as much of it."""
         hop, frames = int(self.extractor.hop_length), self.frames(len(samples))
         if self._adds_silence:
-            silence = int(self.extractor.n_fft) // hop + 1
-            samples = np.pad(samples, (0, (frames + silence) * hop - len(samples)))
+            silence_frames = int(self.extractor.n_fft) // hop + 1
+            samples = np.pad(samples, (0, (frames + silence_frames) * hop - len(samples)))
         features = self.extractor(samples, sampling_rate=self.sample_rate_hz, truncation=False, padding="do_not_pad", return_tensors="np")
         return torch.from_numpy(np.ascontiguousarray(features["input_features"][0, :, :frames].T))

@@ -153,7 +153,7 @@ class PromptRows(ABC):
         self._media: list[Placed] = []
         self.next = 0
         """The position of the next row of text."""
-        self._most = 0
+        self._max_position = 0
         """The largest position so far."""
         self._count = 0
         """Number of rows so far."""
@@ -168,7 +168,8 @@ class PromptRows(ABC):
             self._medium(extent)
             start = index + 1
         self._text(token_ids[start:])
-        return PromptLayout(np.concatenate(self._ids), np.concatenate(self._positions, 1), self._most + 1 - self._count, tuple(self._media))
+        delta = self._max_position + 1 - self._count
+        return PromptLayout(np.concatenate(self._ids), np.concatenate(self._positions, 1), delta, tuple(self._media))
 
     def _text(self, token_ids: NDArray[np.int64]) -> None:
         if len(token_ids):
@@ -218,4 +219,4 @@ class PromptRows(ABC):
         self._positions.append(positions)
         self._count += len(ids)
         self.next = int(positions.max()) + 1
-        self._most = max(self._most, self.next - 1)
+        self._max_position = max(self._max_position, self.next - 1)

@@ -123,7 +123,7 @@ class MediaPreprocessing:
     def within(self, most_rows: int, context: int) -> MediaPreprocessing:
         """The same settings with bounds: one medium has at most `most_rows` rows without its sound, and a film with its sound takes at most
         FILM_SHARE of the model's `context` rows."""
-        picture, film, share = self.picture, self.film, int(context * FILM_SHARE)
+        picture, film, film_rows = self.picture, self.film, int(context * FILM_SHARE)
         picture_pixels, film_pixels = most_rows * picture.factor**2, most_rows * film.factor**2
         return replace(
             self,
@@ -136,8 +136,8 @@ class MediaPreprocessing:
                 film,
                 min_pixels=min(film.min_pixels, grown_to(most_rows, film.factor)),
                 max_pixels=min(film.max_pixels, film_pixels),
-                total_pixels=min(film_pixels, share * film.factor**2),
-                most_tokens=share,
+                total_pixels=min(film_pixels, film_rows * film.factor**2),
+                most_tokens=film_rows,
             ),
         )
 
@@ -159,7 +159,7 @@ class MediaReader:
         self._decoder, self._preprocessing, self._pictures, self._sounds = decoder, preprocessing, pictures, sounds
         self.rows_of, self._cache, self._digest = rows_of, cache, digest
         self._read_now: dict[bytes, _Reading] = {}
-        self._films, self._others = media_places(FILMS, MAX_WAITING), media_places(OTHERS, MAX_WAITING)
+        self._film_places, self._other_places = media_places(FILMS, MAX_WAITING), media_places(OTHERS, MAX_WAITING)
 
     async def close(self) -> None:
         await self._decoder.close()
@@ -178,25 +178,26 @@ class MediaReader:
         """The rows of a medium. most_rows: how many rows more the prompt may have. A medium that several requests want at once is read
         once. Clients take turns, and no picture or sound waits for a film. Raises BadMedia, DecoderFull or DecoderFailed."""
         while (features := self._cache.find(medium.digest)) is None:
-            if (other := self._read_now.get(medium.digest)) is not None:
-                await other.done.wait()
-                if other.refusal:
-                    raise BadMedia(other.refusal)
+            if (earlier_reading := self._read_now.get(medium.digest)) is not None:
+                await earlier_reading.done.wait()
+                if earlier_reading.refusal:
+                    raise BadMedia(earlier_reading.refusal)
                 continue
-            self._read_now[medium.digest] = this = _Reading()
+            self._read_now[medium.digest] = own_reading = _Reading()
+            places = self._film_places if medium.kind == "video" else self._other_places
             try:
-                async with (self._films if medium.kind == "video" else self._others).taken(medium.client):
-                    read = await self._read(medium, most_rows)
-                self._cache.keep(medium.digest, read)
-                return read
+                async with places.taken(medium.client):
+                    features = await self._read(medium, most_rows)
+                self._cache.keep(medium.digest, features)
+                return features
             except NoRoom:
                 raise  # Another conversation may have room for it.
             except BadMedia as error:
-                this.refusal = str(error)
+                own_reading.refusal = str(error)
                 raise
             finally:
                 del self._read_now[medium.digest]
-                this.done.set()
+                own_reading.done.set()
         self._check_room(features.extent, most_rows)
         return features
 
@@ -219,11 +220,13 @@ class MediaReader:
 
     async def _encode_frames(self, frames: Pixels, seconds: float, sound: DecodedSound | None, digest: bytes, most_rows: int) -> Features:
         """Encode a picture, or a film and its sound (None: it has none). seconds: duration of the frames of one piece; 0 for a picture."""
-        each = self._pictures.frames
+        piece_frames = self._pictures.frames
         extent = MediumExtent(self._pictures.grid(frames), seconds, 0 if sound is None else self._count_sound_rows(sound))
         self._check_room(extent, most_rows)
-        rows = await self._pictures.queue.rows([frames[first : first + each] for first in range(0, len(frames), each)])
-        return Features(extent, await self._join(rows if sound is None else rows + await self._encode_sound(sound)), digest)
+        rows = await self._pictures.queue.rows([frames[first : first + piece_frames] for first in range(0, len(frames), piece_frames)])
+        if sound is not None:
+            rows = rows + await self._encode_sound(sound)
+        return Features(extent, await self._join(rows), digest)
 
     def _count_sound_rows(self, sound: DecodedSound) -> int:
         """Number of rows that a sound becomes. Raises BadMedia if the sound is too short for a row."""
@@ -326,12 +329,13 @@ class EncoderQueue(Generic[Slice]):
         except _GivenUp:
             return
         except Exception as error:  # The error belongs to the task that waits for one of these media.
+            first_medium, _ = batch[0]
             if len(batch) > 1:
-                for one in batch:
-                    await self._pass([one])
-            elif not batch[0][0].done.done():
-                batch[0][0].unwanted = True
-                batch[0][0].done.set_exception(error)
+                for medium_and_piece in batch:
+                    await self._pass([medium_and_piece])
+            elif not first_medium.done.done():
+                first_medium.unwanted = True
+                first_medium.done.set_exception(error)
             return
         for (medium, _), rows in zip(batch, results, strict=True):
             medium.rows.append(rows)

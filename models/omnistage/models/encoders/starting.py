@@ -88,22 +88,21 @@ class Sizes:
     def choose(cls, config: MediaSizes, thinker_options: ThinkerOptions, options: LoadOptions, cache: CacheSize) -> Self:
         """Choose the sizes. thinker_options: sizes that the user asked for. cache: the size of keys and values, chosen before."""
         kind, free, reasons = options.device.partition(":")[0], cache.free, dict(cache.why)
-        patch, frame, room = config.vision.patch_bytes, config.audio.frame_bytes, int(free * PASS_SHARE)
-        medium_rows = min(
-            thinker_options.medium_rows or _medium_rows(MEDIUM_ROWS[kind], room // patch // config.vision.unit), cache.context
-        )
+        patch_bytes, frame_bytes, pass_bytes = config.vision.patch_bytes, config.audio.frame_bytes, int(free * PASS_SHARE)
+        pass_rows = pass_bytes // patch_bytes // config.vision.unit
+        medium_rows = min(thinker_options.medium_rows or _medium_rows(MEDIUM_ROWS[kind], pass_rows), cache.context)
         # A pass must have room for at least one piece: a whole picture, or a piece of sound.
-        pass_patches = max(min(PASS_PATCHES[kind], room // patch), medium_rows * config.vision.unit)
-        pass_frames = max(min(PASS_FRAMES[kind], room // frame), config.audio.piece)
-        memory = bytes_told(max(pass_patches * patch, pass_frames * frame))
+        pass_patches = max(min(PASS_PATCHES[kind], pass_bytes // patch_bytes), medium_rows * config.vision.unit)
+        pass_frames = max(min(PASS_FRAMES[kind], pass_bytes // frame_bytes), config.audio.piece)
+        memory = bytes_told(max(pass_patches * patch_bytes, pass_frames * frame_bytes))
         reasons["encoder_memory"] = f"{memory}, for {pass_patches} patches of pictures or {pass_frames} frames of sound in one pass"
         reasons["medium_rows"] = f"{medium_rows} tokens of one picture or film"
         if not thinker_options.medium_rows and medium_rows < min(MEDIUM_ROWS[kind], cache.context):
             # Replicas that differ in it do not go on with each other's answers, and a picture has fewer tokens than the published one has.
             log.warning("medium_rows.small", medium_rows=medium_rows, usual=MEDIUM_ROWS[kind], free=bytes_told(free))
-        feature_bytes = (
-            (thinker_options.feature_cache_bytes or min(int(free * FEATURE_SHARE), MAX_FEATURE_BYTES)) if options.keeps_prompts else 0
-        )
+        feature_bytes = thinker_options.feature_cache_bytes or min(int(free * FEATURE_SHARE), MAX_FEATURE_BYTES)
+        if not options.keeps_prompts:
+            feature_bytes = 0
         reasons["feature_cache_bytes"] = str(feature_bytes)
         batch_rows = options.max_batch_tokens or BATCH_ROWS[kind]
         decoders = thinker_options.decoders or DECODERS
@@ -216,11 +215,11 @@ class Ready:
         if team is not None:
             team.connect(device)
         # The ranks on a CPU share its memory.
-        sharing = options.tensor_parallel_size if parts.decoder.spec.device.type == "cpu" else 1
-        row_bytes = sharing * page_bytes(parts.decoder.spec) // PAGE_ROWS
+        sharing_ranks = options.tensor_parallel_size if parts.decoder.spec.device.type == "cpu" else 1
+        row_bytes = sharing_ranks * page_bytes(parts.decoder.spec) // PAGE_ROWS
         cache = CacheSize.choose(options, row_bytes=row_bytes, context=config.text.context, user_context=thinker_options.context)
         sizes = Sizes.choose(config, thinker_options, options, cache)
-        limits, kv_bytes = limits_of(options, sizes.batch_rows), cache.kv_bytes // sharing
+        limits, kv_bytes = limits_of(options, sizes.batch_rows), cache.kv_bytes // sharing_ranks
         started = Started.of(parts.decoder, TokenHead, folder, options, limits=limits, kv_bytes=kv_bytes, team=team)
         together, encoded = compute_on_thread(partial(encoded_rows, parts, preparation.pictures.colours), options.threads)
         info = ModelInfo(

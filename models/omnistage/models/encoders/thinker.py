@@ -189,6 +189,7 @@ class MediaThinker(EngineThinker[PreparedConversation]):
         features = list[Features]()
         for number, medium in enumerate(media, 1):
             features.append(await self._features_of(medium, room, number))
+            # One row was counted before: that of the token which stands for the medium.
             room -= self.reader.rows_of(features[-1].extent) - 1
         return features
 
@@ -223,6 +224,6 @@ def _media(turns: Sequence[Turn]) -> list[Media | Streamed]:
 def _given_vectors(layout: PromptLayout, features: Sequence[Features]) -> tuple[Given, ...]:
     """The features of media as the given vectors of a prompt, in the slots that `layout` has for them."""
     return tuple(
-        Given(placed.first, each.rows if placed.order is None else each.rows[torch.from_numpy(placed.order)], each.digest)
-        for placed, each in zip(layout.media, features, strict=True)
+        Given(placed.first, medium.rows if placed.order is None else medium.rows[torch.from_numpy(placed.order)], medium.digest)
+        for placed, medium in zip(layout.media, features, strict=True)
     )

@@ -147,6 +147,7 @@ def read_talker_config(directory: Path) -> TalkerConfig:
         decoder=replace(decoder, vocab_size=decoder.vocab_size + 1, embedding_width=row_size, given_width=row_size),
         rope=rope_of(config, axes=AXES),
         codec=CodecIds(bos, eos, pad, mask),
+        # The table of Code2Wav has one row more than `num_embeds`.
         silent=frozenset({bos, mask, *range(dit.size("num_embeds") + 1, decoder.vocab_size)}) - {eos, pad},
         row_size=row_size,
         text_end=config.value("tts_text_end_token_id", int),
@@ -195,5 +196,5 @@ def _audio(config: Config) -> AudioConfig:
     return AudioConfig(**audio_sizes(config), window=config.size("n_window", MOST_SOUND_POSITIONS))
 
 
-def _either(config: Config, name: str, other: str) -> int:
-    return config.value(name if config.has(name) else other, int)
+def _either(config: Config, name: str, alternative: str) -> int:
+    return config.value(name if config.has(name) else alternative, int)

@@ -83,6 +83,7 @@ class VisionEncoder:
     def _arrange(self, grids: Sequence[Grid]) -> tuple[torch.Tensor, Segments, Segments]:
         """(numbers of the output rows in the order of windows, int64 [rows]; the windows, the frames, both as Segments of patches in this
         order)."""
+        # The side of a window, in output rows.
         side, unit = self.config.window_size // self.config.merge // self.config.patch_size, self.config.unit
         orders, windows, frames, start = list[torch.Tensor](), list[int](), list[int](), 0
         for grid in grids:
@@ -171,6 +172,7 @@ class AudioEncoder:
             on_layer()
             x = layer(x, segments)
         counts = [(len(spectrogram) - 1) // 2 + 1 for spectrogram in spectrograms]
+        # The mean of each two rows; a row without a second one is dropped.
         pooled = torch.cat([(rows[0 : len(rows) - 1 : 2] + rows[1::2]) / 2 for rows in torch.split(x, counts)])
         rows = self._proj(self._norm(pooled))
         return list(torch.split(rows, [count // 2 for count in counts]))

@@ -70,22 +70,23 @@ class _PromptRows(PromptRows):
         marks around the sound have the positions of the marks around the film."""
         config, begin = self._config, self.next
         self.add(np.array([config.ids.audio_start]), np.full((3, 1), begin - 1))
-        picture_rows, sound_rows = self.seen(extent), self.heard(extent.sound)
+        (picture_ids, picture_positions), (sound_ids, sound_positions) = self.seen(extent), self.heard(extent.sound)
         step = int(config.position_ids_per_second * config.seconds_per_chunk)
-        pieces = list[NDArray[np.int64]]()
-        parts = [_chunks(positions[0] - begin, step) for _, positions in (picture_rows, sound_rows)]
-        for index in range(max(map(len, parts))):
-            for offset, chunks in zip((0, len(picture_rows[0])), parts, strict=True):
-                if index < len(chunks):
-                    pieces.append(np.arange(*chunks[index]) + offset)
+        pieces = list[NDArray[np.int64]]()  # indices into the rows of pictures, followed by the rows of sound
+        picture_chunks, sound_chunks = (_chunks(positions[0] - begin, step) for positions in (picture_positions, sound_positions))
+        for index in range(max(len(picture_chunks), len(sound_chunks))):
+            if index < len(picture_chunks):
+                pieces.append(np.arange(*picture_chunks[index]))
+            if index < len(sound_chunks):
+                pieces.append(np.arange(*sound_chunks[index]) + len(picture_ids))
         order = np.concatenate(pieces)
-        positions = np.concatenate((picture_rows[1], sound_rows[1]), 1)
-        self.run(np.concatenate((picture_rows[0], sound_rows[0]))[order], positions[:, order], order)
+        positions = np.concatenate((picture_positions, sound_positions), 1)
+        self.run(np.concatenate((picture_ids, sound_ids))[order], positions[:, order], order)
         # Later positions follow the positions of the last piece, even if the other medium has larger ones, because the model was trained
         # so.
         self.next = int(positions[:, pieces[-1]].max()) + 1
         self.add(np.array([config.ids.audio_end]), np.full((3, 1), self.next))
-        self.next -= 1
+        self.next -= 1  # The mark after the film has the position of the mark after the sound.
 
 
 def _chunks(times: NDArray[np.int64], step: int) -> list[tuple[int, int]]:

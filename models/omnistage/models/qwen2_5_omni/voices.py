@@ -81,6 +81,7 @@ def _voice(place: str, values: object, sizes: VoiceSizes) -> Voice:
     token = values.get("bos_token")
     if _is_plain(token) and token.numel() == 1 and not token.is_floating_point():
         token = token.item()
+    # Without `sizes.tokens` there is no upper bound.
     if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < (sizes.tokens or token + 1):
         raise BadCheckpoint(f"{place}: 'bos_token' is {str(token)[:80]}, which is no token of the Thinker")
     return Voice(
@@ -98,7 +99,8 @@ def _tensor(place: str, values: dict[object, object], name: str, shape: tuple[in
     if value.dtype not in _FLOATS:
         raise BadCheckpoint(f"{place}: {name!r} is of {value.dtype}, not of one of {', '.join(map(str, _FLOATS))}")
     sizes = zip(value.shape, shape, strict=False)
-    if value.ndim != len(shape) or not all(size == expected_size if expected_size else size > 0 for size, expected_size in sizes):
+    sizes_agree = all(size > 0 if expected_size == 0 else size == expected_size for size, expected_size in sizes)
+    if value.ndim != len(shape) or not sizes_agree:
         shape_text = ", ".join(str(size) if size else "frames" for size in shape)
         raise BadCheckpoint(f"{place}: {name!r} is {list(value.shape)}, not [{shape_text}]")
     check_finite(value, repr(name), place)

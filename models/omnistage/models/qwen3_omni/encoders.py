@@ -185,16 +185,16 @@ class AudioEncoder:
                 rows.append(convolved_length(len(chunk)))
         outputs = list[torch.Tensor]()
         for first in range(0, len(chunks), CHUNKS):
-            some = chunks[first : first + CHUNKS]
-            if len({len(chunk) for chunk in some}) == 1:
-                outputs += self._convolve_alike(torch.stack(some))
+            batch = chunks[first : first + CHUNKS]
+            if len({len(chunk) for chunk in batch}) == 1:
+                outputs += self._convolve_alike(torch.stack(batch))
             else:
-                outputs += [self._convolve_alike(chunk[None])[0] for chunk in some]
+                outputs += [self._convolve_alike(chunk[None])[0] for chunk in batch]
         return torch.cat([chunk[:count] + self._positions[:count] for chunk, count in zip(outputs, rows, strict=True)])
 
     def _convolve_alike(self, chunks: torch.Tensor) -> torch.Tensor:
         """Apply the convolutions to chunks of equal length. chunks: [chunks, frames, bins]. Returns [chunks, rows, hidden_size]."""
-        x = chunks.mT[:, None]
+        x = chunks.mT[:, None]  # [chunks, channels, bins, frames], here and after each convolution
         for convolution in self._convolutions:
             height, width = ((side - 1) // 2 + 1 for side in x.shape[2:])
             nines = functional.unfold(x, 3, padding=1, stride=2).mT.flatten(0, 1)

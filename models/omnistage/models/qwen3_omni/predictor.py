@@ -56,11 +56,12 @@ class Predictor:
         count, device = len(first), self._decoder.spec.device
         embedded = functional.embedding(to_device(torch.tensor(first), device), self._first)
         input_rows = torch.stack((hidden, embedded), 1).flatten(0, 1)
-        last = self._run_pass(count, 0, input_rows=input_rows)[1::2]
+        last = self._run_pass(count, 0, input_rows=input_rows)[1::2]  # the second of each speaker's two rows
         codes = [choose(0, self._heads[0](last.contiguous()))]
         for codebook in range(1, len(self._heads)):
             ids = torch.tensor(codes[-1]) + (codebook - 1) * self._ids
-            codes.append(choose(codebook, self._heads[codebook](self._run_pass(count, codebook, ids=to_device(ids, device)))))
+            last = self._run_pass(count, codebook, ids=to_device(ids, device))
+            codes.append(choose(codebook, self._heads[codebook](last)))
         return list(zip(*codes, strict=True))
 
     def forget(self) -> None:
@@ -75,6 +76,7 @@ class Predictor:
 
         def choose(codebook: int, logits: torch.Tensor) -> list[int]:
             results.append(logits)
+            # Arbitrary codes, other ones for each codebook and speaker.
             return [(7919 * codebook + speaker) % self._ids for speaker in range(speakers)]
 
         with torch.inference_mode():
@@ -100,11 +102,11 @@ class Predictor:
 
     def _plan_pass(self, count: int, codebook: int) -> _Pass:
         """The plan of the pass for a codebook and `count` speakers. The first pass has two rows of each speaker, a later pass has one."""
-        each, start = (2, 0) if codebook == 0 else (1, codebook + 1)
-        rows, device = count * each, self._decoder.spec.device
+        speaker_rows, start = (2, 0) if codebook == 0 else (1, codebook + 1)
+        rows, device = count * speaker_rows, self._decoder.spec.device
         padding = pad_rows(rows) - rows
-        positions = functional.pad(torch.arange(start, start + each).repeat(count), (0, padding))
-        return _Pass(rows + padding, padding, to_device(positions[None], device), self.attention.rows(count, start, each))
+        positions = functional.pad(torch.arange(start, start + speaker_rows).repeat(count), (0, padding))
+        return _Pass(rows + padding, padding, to_device(positions[None], device), self.attention.rows(count, start, speaker_rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,24 +132,25 @@ class FrameHead:
     def draw(self, hidden: torch.Tensor, draws: Sequence[Draws], banned: Sequence[Collection[int]]) -> list[DrawnItem | None]:
         """See Head. The item of a frame is all of its codes."""
         tokens = self._sample(self._logits(hidden)[: len(draws)], draws, banned)
+        # By place: the first codes after which further codes are drawn.
         first = {place: token.token_id for place, token in enumerate(tokens) if token is not None and token.token_id not in self._ends}
         codes_by_place: dict[int, Codes | None] = {}
         if first:
-            which = to_device(torch.tensor([*first]), hidden.device)
-            codes = self.further(hidden.index_select(0, which), [*first.values()], [draws[place] for place in first])
+            places = to_device(torch.tensor([*first]), hidden.device)
+            codes = self.further(hidden.index_select(0, places), [*first.values()], [draws[place] for place in first])
             codes_by_place = dict(zip(first, codes, strict=True))
         return [_item(token, codes_by_place.get(place, self._nothing)) for place, token in enumerate(tokens)]
 
     def further(self, hidden: torch.Tensor, first: Sequence[int], draws: Sequence[Draws]) -> list[Codes | None]:
         """The further codes of each speaker's frame; None for a frame with logits that are not finite. hidden, first: as in
         `Predictor.codes`. draws: of the same speakers, in the same order."""
-        own_draws = [Draws(DRAWN if each.sampling.temperature else GREEDY, 0) for each in draws]
-        broken, no_bans = set[int](), [()] * len(own_draws)
+        further_draws = [Draws(DRAWN if draw.sampling.temperature else GREEDY, 0) for draw in draws]
+        broken, no_bans = set[int](), [()] * len(further_draws)
 
         def choose(codebook: int, logits: torch.Tensor) -> list[int]:
-            for mine, each in zip(own_draws, draws, strict=True):
-                mine.seed, mine.step = seed_of(each.seed, codebook), each.step
-            tokens = self._sample(logits, own_draws, no_bans)
+            for further_draw, draw in zip(further_draws, draws, strict=True):
+                further_draw.seed, further_draw.step = seed_of(draw.seed, codebook), draw.step
+            tokens = self._sample(logits, further_draws, no_bans)
             broken.update(place for place, token in enumerate(tokens) if token is None)
             return [0 if token is None else token.token_id for token in tokens]
 
@@ -181,7 +184,7 @@ class FrameAttention:
         shape = (spec.layers, 2, speakers * spec.kv_heads, spec.context, spec.head_size)
         # In float32 for every type of rows: small products are faster in it, and oneDNN then keeps no kernel for each number of speakers.
         self._held = torch.zeros(shape, device=spec.device)
-        self.together = all(self._keeps_bits(speakers, each) for each in (1, 2))
+        self.together = all(self._keeps_bits(speakers, speaker_rows) for speaker_rows in (1, 2))
 
     @property
     def told(self) -> str:
@@ -194,13 +197,13 @@ class FrameAttention:
         """Set all keys and values to zero."""
         self._held.zero_()
 
-    def rows(self, speakers: int, start: int, each: int) -> Attention:
-        """The attention of a pass for `speakers` speakers. start: the first place of the pass in each frame. each: number of rows of each
-        speaker."""
-        spec, count, heads = self._spec, speakers * each, self._spec.kv_heads
-        group, end = spec.query_heads // heads, start + each
-        hidden = torch.arange(spec.context) > torch.arange(start, end).repeat_interleave(group)[:, None]
-        mask = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf")).to(spec.device)
+    def rows(self, speakers: int, start: int, speaker_rows: int) -> Attention:
+        """The attention of a pass for `speakers` speakers. start: the first place of the pass in each frame. speaker_rows: number of rows
+        of each speaker."""
+        spec, count, heads = self._spec, speakers * speaker_rows, self._spec.kv_heads
+        group, end = spec.query_heads // heads, start + speaker_rows
+        is_later = torch.arange(spec.context) > torch.arange(start, end).repeat_interleave(group)[:, None]
+        mask = torch.zeros(is_later.shape).masked_fill_(is_later, float("-inf")).to(spec.device)
         layers = [
             (cache[:, : speakers * heads].unflatten(1, (speakers, heads))[..., start:end, :], *cache[:, : speakers * heads])
             for cache in self._held
@@ -208,23 +211,23 @@ class FrameAttention:
 
         def attend(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
             places, keys, values = layers[layer]
-            places.copy_(keys_values[:count].view(speakers, each, 2, heads, -1).permute(2, 0, 3, 1, 4))
+            places.copy_(keys_values[:count].view(speakers, speaker_rows, 2, heads, -1).permute(2, 0, 3, 1, 4))
             # The heads that share keys are rows of one product.
-            grouped_queries = (
-                queries[:count].view(speakers, each, heads, group, -1).transpose(1, 2).reshape(speakers * heads, each * group, -1).float()
-            )
-            output = (
-                _attend(grouped_queries, keys, values, mask) if self.together else _one_by_one(heads, grouped_queries, keys, values, mask)
-            )
-            output = output.view(speakers, heads, each, group, -1).transpose(1, 2).reshape(count, -1).to(spec.dtype)
+            queries_by_head = queries[:count].view(speakers, speaker_rows, heads, group, -1).transpose(1, 2)
+            grouped_queries = queries_by_head.reshape(speakers * heads, speaker_rows * group, -1).float()
+            if self.together:
+                output = _attend(grouped_queries, keys, values, mask)
+            else:
+                output = _one_by_one(heads, grouped_queries, keys, values, mask)
+            output = output.view(speakers, heads, speaker_rows, group, -1).transpose(1, 2).reshape(count, -1).to(spec.dtype)
             return functional.pad(output, (0, 0, 0, len(queries) - count)) if len(queries) > count else output
 
         return attend
 
-    def _keeps_bits(self, max_speakers: int, each: int) -> bool:
-        """Whether rows have the same bits in products of up to `max_speakers` as alone. each: number of rows of each speaker."""
+    def _keeps_bits(self, max_speakers: int, speaker_rows: int) -> bool:
+        """Whether rows have the same bits in products of up to `max_speakers` as alone. speaker_rows: number of rows of each speaker."""
         spec, generator = self._spec, torch.Generator().manual_seed(0)
-        shapes = ((each * spec.query_heads // spec.kv_heads, spec.head_size), *((spec.context, spec.head_size),) * 2)
+        shapes = ((speaker_rows * spec.query_heads // spec.kv_heads, spec.head_size), *((spec.context, spec.head_size),) * 2)
         queries, keys, values = (torch.randn(max_speakers * spec.kv_heads, *shape, generator=generator).to(spec.device) for shape in shapes)
         mask = torch.zeros(1, spec.context, device=spec.device)
         reference = _one_by_one(spec.kv_heads, queries, keys, values, mask)

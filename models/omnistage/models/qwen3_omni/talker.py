@@ -122,6 +122,7 @@ def _added_rows(weights: Weights, config: TalkerConfig, voices: tuple[str, ...],
     for name, token in (("bos", text.bos), ("eos", text.eos), ("pad", text.pad)):
         if not 0 <= token < len(embedding):
             raise BadCheckpoint(f"{weights.directory}: 'tts_{name}_token_id' is {token}, the Thinker has {len(embedding)} tokens")
+    # A row for each of the voice's items in `lay_out` except the last, whose row is the first row of the answer.
     between = embedding[[*[text.pad] * 4, text.bos]].to(dtype)
     return AddedRows(between=dict.fromkeys(voices, between), behind=embedding[[text.eos, text.pad]].to(dtype))
 
@@ -151,15 +152,16 @@ def read_parts(weights: Weights, config: TalkerConfig, dtype: torch.dtype, devic
     codebook_embeddings = torch.cat([need(f"{_PREDICTOR}model.codec_embedding.{codebook}.weight", ids, width) for codebook in codebooks])
     heads = [need(f"{_PREDICTOR}lm_head.{codebook}.weight", ids, width) for codebook in codebooks]
     stored = decoder_weights(weights, dtype, device, prefix=f"{_PREDICTOR}model.", biased=config.predictor.biased)
+    own_weights = {EMBEDDING: codebook_embeddings, LM_HEAD: heads[0]}
 
     def weight(name: str) -> torch.Tensor | None:
-        return codebook_embeddings if name == EMBEDDING else heads[0] if name == LM_HEAD else stored(name)
+        return own_weights[name] if name in own_weights else stored(name)
 
     parts = DecoderParts(rope=rotary(config.predictor.rope.theta), head_norm=head_rms_norm)
     predictor = PackedDecoder(config.predictor.decoder, weight, parts)
     others, _ = build_exact(lambda linear: [linear(head) for head in heads[1:]], dtype, device)
     table = need(f"{_PREFIX}model.codec_embedding.weight", config.nothing, width)
-    first = torch.cat((table, table.new_zeros(2, width)))
+    first = torch.cat((table, table.new_zeros(2, width)))  # The added rows are those of `nothing` and `medium`.
     return TalkerParts(_decoder(weights, config, first, codebook_embeddings), first, predictor, (predictor.logits, *others))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import compress, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -77,8 +77,8 @@ def tokenizer_of(directory: Path, config: ThinkerConfig) -> ChatTokenizer:
     if config.speech is not None:
         turn, user = config.speech.turn, config.speech.user
         ids = tokenizer.template.token_ids((Turn("user", ("",)),), [])
-        *_, question_role, answer_role = None, None, *(role for mark, role in pairwise(ids) if mark == turn)
-        if question_role != user or answer_role == user:
+        roles = [role for mark, role in pairwise(ids) if mark == turn]  # of the question, then of the answer
+        if len(roles) < 2 or roles[-2] != user or roles[-1] == user:
             fault = f"no turn of a user with 'im_start_token_id' {turn} and 'user_token_id' {user} of config.json"
             raise BadCheckpoint(f"{directory}: the chat template begins {fault}")
     return tokenizer
@@ -97,14 +97,14 @@ class _PromptRows(PromptRows):
         stand within the marks around the film."""
         ids = self._sizes.ids
         self.add(np.array([ids.audio_start]), np.full((3, 1), self.next))
-        picture_rows, sound_rows = self.seen(extent), self.heard(extent.sound)
-        positions = np.concatenate((picture_rows[1], sound_rows[1]), 1)
+        (picture_ids, picture_positions), (sound_ids, sound_positions) = self.seen(extent), self.heard(extent.sound)
+        positions = np.concatenate((picture_positions, sound_positions), 1)
         order = np.argsort(positions[0], kind="stable")
-        self.run(np.concatenate((picture_rows[0], sound_rows[0]))[order], positions[:, order], order)
-        # Either the film or the sound ends first. Later positions follow the other's rows after that end, even if earlier rows had larger
-        # positions.
-        is_heard = order >= len(picture_rows[0])
-        tail_start = np.flatnonzero(is_heard != is_heard[-1])[-1] + 1
+        self.run(np.concatenate((picture_ids, sound_ids))[order], positions[:, order], order)
+        # Either the film or the sound ends first. After that come only rows of the other one: the tail. Later positions follow the tail,
+        # even if earlier rows have larger positions.
+        is_sound = order >= len(picture_ids)
+        tail_start = np.flatnonzero(is_sound != is_sound[-1])[-1] + 1
         self.next = int(positions[:, order[tail_start:]].max()) + 1
         self.add(np.array([ids.audio_end]), np.full((3, 1), self.next))
 
@@ -128,23 +128,24 @@ def spoken_part(
 ) -> TalkerPrompt:
     """The part of a prompt that the Talker gets. prompt: all of it, which `lay_out` made from `ids` and `extents`. opens: the id with which
     the prompt begins a thought, which is not spoken; None: the prompt begins no thought."""
-    id_array, kinds = np.array(ids, np.int64), [*config.ids.kinds]
-    is_spoken = _is_heard(id_array, speech, opens)
-    spoken_extents = [extent for extent, is_kept in zip(extents, is_spoken[np.isin(id_array, kinds)], strict=True) if is_kept]
-    layout = lay_out(id_array[is_spoken].tolist(), spoken_extents, config)
-    rows = np.where(np.isin(layout.ids, kinds), MEDIUM_ROW, TEXT_ROW)
-    return TalkerPrompt(np.flatnonzero(_is_heard(prompt.ids, speech, opens)), np.concatenate((layout.positions, rows[None])))
+    id_array, media_ids = np.array(ids, np.int64), [*config.ids.kinds]
+    is_spoken = _is_spoken(id_array, speech, opens)
+    is_medium_spoken = is_spoken[np.isin(id_array, media_ids)]
+    layout = lay_out(id_array[is_spoken].tolist(), list(compress(extents, is_medium_spoken)), config)
+    row_kinds = np.where(np.isin(layout.ids, media_ids), MEDIUM_ROW, TEXT_ROW)
+    return TalkerPrompt(np.flatnonzero(_is_spoken(prompt.ids, speech, opens)), np.concatenate((layout.positions, row_kinds[None])))
 
 
-def _is_heard(ids: NDArray[np.int64], speech: SpeechSource, opens: int | None) -> NDArray[np.bool_]:
+def _is_spoken(ids: NDArray[np.int64], speech: SpeechSource, opens: int | None) -> NDArray[np.bool_]:
     """For each id, whether the Talker gets its row, bool [ids]. The second id of a turn shows whose turn it is. speech, opens: as in
     `spoken_part`."""
+    # For each id, the index at which its turn begins.
     turn_starts = np.maximum.accumulate(np.where(ids == speech.turn, np.arange(len(ids)), 0))
-    is_user: NDArray[np.bool_] = ids[np.minimum(turn_starts + 1, len(ids) - 1)] == speech.user
-    is_user[turn_starts[-1] :] = True
+    is_spoken: NDArray[np.bool_] = ids[np.minimum(turn_starts + 1, len(ids) - 1)] == speech.user
+    is_spoken[turn_starts[-1] :] = True  # The last turn is the beginning of the answer.
     if opens is not None:
-        is_user[np.flatnonzero(ids == opens)[-1] :] = False
-    return is_user
+        is_spoken[np.flatnonzero(ids == opens)[-1] :] = False
+    return is_spoken
 
 
 # Loading -----------------------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from omnistage.models.interface import BadRequest
 
-
 ALL_CODES = 1 << 62
 """For `Schedule.window`: a number of codes that are enough for any window."""
 

@@ -307,8 +307,8 @@ class Loop(Generic[J, A, T]):
         for earlier_steps in itertools.count():
             self._steps.step(group, aside)
             results = [self._take(job) for job in group]
-            ahead = earlier_steps - (self.steps - shown_before)  # steps of this call that the event loop has still to show
-            waits = not self._may_go_on or ahead >= MAX_AHEAD
+            unshown_steps = earlier_steps - (self.steps - shown_before)  # of this call; the event loop has still to show them
+            waits = not self._may_go_on or unshown_steps >= MAX_AHEAD
             if waits or any(isinstance(result, Exception) for result in results) or not self._can_go_on(group):
                 break
             loop.call_soon_threadsafe(self._show_early, group, results)

@@ -57,8 +57,8 @@ class JobWork(NamedTuple):
 
 @dataclass(slots=True)
 class _Queued:
-    """A job. cost, client: as in JobWork. due: virtual time. work_left: its work that is not done yet. reserved: whether its cost is part of
-    the reserve."""
+    """A job. cost, client: as in JobWork. due: virtual time. work_left: work that is not done yet. reserved: its cost is part of the
+    reserve."""
 
     cost: int
     client: str

@@ -105,7 +105,8 @@ class Thought:
             case _Place.BEFORE:
                 return token_id == self._marks.opens
             case _Place.AFTER:
-                return self._is_laid_out and self._piece(token_id).strip(b"\n") == b"" != self._piece(token_id)
+                piece = self._piece(token_id)
+                return self._is_laid_out and piece != b"" and piece.strip(b"\n") == b""
         return True
 
     def _final(self, text: str) -> str:
@@ -171,7 +172,7 @@ class AnswerAssembler:
         self._arrived = 0
         """Number of rows that have come and not gone out."""
         self._rows_ended = not self._wants_rows
-        self._most = max_tokens
+        self._max_tokens = max_tokens
         self._prompt_port, self._prompt_rows = prompt_port, prompt_rows
         self._prompt_slots = np.arange(prompt_rows) if prompt_slots is None else prompt_slots
         self._next_prompt_row = ports.get(prompt_port, len(self._prompt_slots))
@@ -219,14 +220,16 @@ class AnswerAssembler:
         token only to draw the next token, so a wanted row of the last token takes one item more."""
         if self.ended or not (self._wants_text or self._wants_rows):
             return self._count + 1
-        return self._most + (self._wants_rows and self._last_row)
+        return self._max_tokens + int(self._wants_rows and self._last_row)
 
     @property
     def first_slot(self) -> int | None:
         """The first slot whose row is wanted, counted from the start of the prompt; None: no rows are wanted."""
         if self._next_prompt_row < len(self._prompt_slots):
             return int(self._prompt_slots[self._next_prompt_row])
-        return self._prompt_rows + self._thought_tokens + self._first_row if self._wants_rows and self._row_of is None else None
+        if not self._wants_rows or self._row_of is not None:
+            return None
+        return self._prompt_rows + self._thought_tokens + self._first_row
 
     def begin(self, queued_s: float, cached_tokens: int = 0) -> None:
         """Set two figures of the next piece: seconds from the request to its admission, and number of tokens found in the cache."""
@@ -247,30 +250,33 @@ class AnswerAssembler:
             self._logprobs.append(logprob)
             self._pieces.append(self._detokenizer.piece(token_id))
         if top:
-            self._top_logprobs.append(tuple(TokenLogprob(other, value, self._detokenizer.piece(other)) for other, value in top))
+            self._top_logprobs.append(tuple(TokenLogprob(top_id, value, self._detokenizer.piece(top_id)) for top_id, value in top))
         self._text += text
         if self._detokenizer.stopped:
             self._reason = FinishReason.STOP
         elif complete:
             self.end(FinishReason.STOP)
-        elif self._count >= self._most:
+        elif self._count >= self._max_tokens:
             self.end(FinishReason.LENGTH)
 
     def rows_at(self, slot: int, rows: Array) -> None:
         """Add the rows [n, width] of consecutive slots; unwanted rows are dropped. slot: of the first row, counted from the prompt's
         start."""
         split = max(self._prompt_rows - slot, 0)
-        end = int(np.searchsorted(self._prompt_slots, slot + len(rows[:split])))
-        places = self._prompt_slots[self._next_prompt_row : end] - slot
-        if len(places):
+        prompt_part, answer_part = rows[:split], rows[split:]
+        end = int(np.searchsorted(self._prompt_slots, slot + len(prompt_part)))
+        indices = self._prompt_slots[self._next_prompt_row : end] - slot  # of the rows to send, in `rows`
+        if len(indices):
             self._next_prompt_row = end
-            run = slice(int(places[0]), int(places[-1]) + 1)
-            prompt = rows[run] if run.stop - run.start == len(places) else rows[places]
+            run = slice(int(indices[0]), int(indices[-1]) + 1)
+            # Consecutive rows need no copy.
+            prompt = rows[run] if run.stop - run.start == len(indices) else rows[indices]
             self._prompt_pieces.append(TensorRows(self._prompt_port, prompt, last=end >= len(self._prompt_slots)))
         if self._row_of is None:
-            place = max(slot - self._prompt_rows, 0)
+            first = max(slot - self._prompt_rows, 0)  # index of the first row of `answer_part` among the rows of all tokens
             # A row comes after its token, so the number of the thought's rows is final here.
-            self.rows(rows[split:][max(self._thought_tokens + self._next_row - place, 0) :])
+            needless = max(self._thought_tokens + self._next_row - first, 0)
+            self.rows(answer_part[needless:])
 
     def rows(self, rows: Array) -> None:
         """Add the next rows of the answer [n, width], from the first wanted row on. They are not copied, and may come later than their
@@ -348,24 +354,24 @@ class AnswerAssembler:
     def _settle(self) -> None:
         """Add the number of tokens whose text has become final to `_rows_due`, and drop their spans. A last token without a row is left."""
         # An engine makes the last token's row only if it draws one more token, the end token.
-        is_missing = not self._end_was_drawn if self._row_of is None else self._count >= self._most
-        kept_back = 1 if is_missing and not self._last_row else 0
-        while len(self._spans) > kept_back and self._is_final(self._spans[0]):
+        has_last_row = self._end_was_drawn if self._row_of is None else self._count < self._max_tokens
+        rowless_tokens = 0 if has_last_row or self._last_row else 1
+        while len(self._spans) > rowless_tokens and self._is_final(self._spans[0]):
             self._spans.popleft()
             self._rows_due += 1
 
     @property
     def _end_was_drawn(self) -> bool:
         """Whether an end token ended the answer. It uses only facts that a replica also has if it continues the answer."""
-        return self._reason is FinishReason.STOP and not self._detokenizer.stopped and self._count < self._most
+        return self._reason is FinishReason.STOP and not self._detokenizer.stopped and self._count < self._max_tokens
 
     def _is_final(self, span: _Span) -> bool:
         """Whether the text of a token is final. A token that a stop string cuts in the middle counts as final and is spoken whole, because
         otherwise its visible part would not be heard."""
-        given_end = self._detokenizer.given
-        if span.end <= given_end:
+        final_end = self._detokenizer.given
+        if span.end <= final_end:
             return True
-        return self.ended and (span.begin < given_end or not self._detokenizer.stopped)
+        return self.ended and (span.begin < final_end or not self._detokenizer.stopped)
 
     def _final_rows(self) -> list[TensorRows]:
         """The rows of tokens whose text is final, in one piece or none. A piece without rows means the end of the port."""

@@ -160,11 +160,11 @@ class ChatTemplate:
         if turn.role != "assistant" or CLOSES not in self._template:
             return turn
         _, closes, answer = turn.text.rpartition(CLOSES)
-        thought = len(turn.text) - len(answer.lstrip("\n")) if closes else 0
+        thought_size = len(turn.text) - len(answer.lstrip("\n")) if closes else 0  # characters to leave out
         parts = list[Part]()
         for part in turn.parts:
             if isinstance(part, str):
-                part, thought = part[thought:], max(thought - len(part), 0)
+                part, thought_size = part[thought_size:], max(thought_size - len(part), 0)
             parts.append(part)
         return Turn(turn.role, tuple(parts))
 
@@ -173,7 +173,7 @@ class ChatTemplate:
         texts: the users' texts. Added tokens that the template wrote become tokens; in `texts` they stay text."""
         plain = ""
         for index, part in enumerate(_MARK.split(rendered)):
-            if index % 2:
+            if index % 2:  # The number of a mark: `split` returns it between the parts around the mark.
                 plain += texts[int(part)]
                 continue
             end = 0
@@ -225,7 +225,9 @@ def _read_ends(directory: Path) -> Sequence[int]:
     """The ids that end an answer, from generation_config.json; empty if it names none. Raises BadCheckpoint."""
     path = directory / "generation_config.json"
     value = json_object(path).get("eos_token_id") if path.is_file() else None
-    ends = [] if value is None else value if isinstance(value, list) else [value]
+    if value is None:
+        return []
+    ends = value if isinstance(value, list) else [value]
     if not all(type(token_id) is int and token_id >= 0 for token_id in ends):
         raise BadCheckpoint(f"{path}: 'eos_token_id' is {str(value)[:80]}: it must be an id, or a list of ids")
     return ends

@@ -124,9 +124,9 @@ class GrammarTrials:
         try:
             return await asyncio.shield(trial)
         except asyncio.CancelledError:
-            os.close(writing)
+            os.close(writing)  # The process then ends the trial.
             writing = -1
-            # Until the process can try the next constraint, however often this is cancelled.
+            # This waits until the process can try the next constraint, however often the caller is cancelled.
             while not trial.done():
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait([trial])
@@ -255,7 +255,7 @@ class AfterThought:
 
     def begin(self) -> Walk:
         """A walk at the beginning of a thought, where every token may come except `ends`."""
-        free = np.zeros(-(-self.vocabulary // 32) * 32, bool)
+        free = np.zeros(-(-self.vocabulary // 32) * 32, bool)  # a bit for each id, rounded up to words of 32 bits
         free[: self.vocabulary] = True
         free[list(self._ends)] = False
         bits = torch.from_numpy(np.packbits(free, bitorder="little").view(np.int32))
@@ -312,10 +312,10 @@ class Constraints:
         begins, which is not constrained. Raises BadRequest or Full."""
         if request.constraint is None or request.verbatim or request.finished is not None:
             return None
-        answered = request.history if thinks is None else thinks.answer_tokens(request.history)
+        answer_tokens = request.history if thinks is None else thinks.answer_tokens(request.history)
         grammar = await self._tried(request.constraint, request.client)
-        await self._read(grammar, answered or (), _field(request.constraint))
-        return grammar if thinks is None or answered is not None else AfterThought(grammar, thinks, self._end_ids)
+        await self._read(grammar, answer_tokens or (), _field(request.constraint))
+        return grammar if thinks is None or answer_tokens is not None else AfterThought(grammar, thinks, self._end_ids)
 
     async def warm_up(self) -> None:
         """Make what all grammars share before any request needs it, because that takes long."""
@@ -338,8 +338,8 @@ class Constraints:
 
     async def _read(self, grammar: Grammar, history: Sequence[int], field: str) -> None:
         """Have the grammar read the tokens of a history; others have their turns between pieces of it. Raises BadRequest."""
-        for at in range(0, len(history), _HISTORY_PIECE):
-            if not await self._worker.run(partial(grammar.read, history[at : at + _HISTORY_PIECE])):
+        for first in range(0, len(history), _HISTORY_PIECE):
+            if not await self._worker.run(partial(grammar.read, history[first : first + _HISTORY_PIECE])):
                 raise BadRequest("resume.history", f"the tokens do not keep to {field}")
 
     @cached_property

@@ -118,8 +118,9 @@ class Started:
         option_values: dict[str, object] = {"dtype": dtype, "max_batch_size": limits.max_sequences, "max_batch_tokens": limits.max_rows}
         if team is not None:
             option_values["tensor_parallel_size"] = options.tensor_parallel_size
+        option_values["enable_cache"] = options.keeps_prompts
         settings = {
-            **{name: options.told(name, value) for name, value in {**option_values, "enable_cache": options.keeps_prompts}.items()},
+            **{name: options.told(name, value) for name, value in option_values.items()},
             **memory_texts(folder),
             "products": decoder.products,
             "attention": engine.attention.reason,
@@ -129,6 +130,7 @@ class Started:
     def revision(self, code: str, *, results: Iterable[torch.Tensor] = (), settings: str = "") -> str:
         """The revision of the model, see `revision.revision`. code: number of the family's code. results: results of the model's other
         parts for fixed inputs. settings: other settings that change the output."""
+        ranks = self.options.tensor_parallel_size
         return revision(
             self.folder,
             code,
@@ -136,7 +138,7 @@ class Started:
             device=hardware(self.options.device),
             threads=self.options.threads,
             results=[*self.results, *results],
-            settings=f"{settings}, {ranks} ranks" if (ranks := self.options.tensor_parallel_size) > 1 else settings,
+            settings=f"{settings}, {ranks} ranks" if ranks > 1 else settings,
             files=self.files,
         )
 
@@ -190,7 +192,7 @@ def decoder_weights(
         elif name.endswith(".bias"):
             tensor = weights.need(prefix + name) if name.split(".")[-2] in biased else None
         else:
-            tensor = (weights.mapped if name == EMBEDDING else weights.read)(prefix + name)
+            tensor = weights.mapped(prefix + name) if name == EMBEDDING else weights.read(prefix + name)
             tensor = expert_of_all(weights, prefix + name) if tensor is None else tensor
         return None if tensor is None else tensor.to(device, dtype)
 
@@ -200,11 +202,13 @@ def decoder_weights(
 def array_of(tensor: torch.Tensor) -> Array:
     """A CPU tensor as an array, which shares its memory if possible. NumPy has no bfloat16, so the bits become uint16, as in ports of that
     type."""
-    return tensor.contiguous().view(torch.int16).numpy().view(np.uint16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.contiguous().view(torch.int16).numpy().view(np.uint16)
+    return tensor.numpy()
 
 
 def tensor_of(array: Array) -> torch.Tensor:
     """A copy of a port's rows as a tensor on the CPU; uint16 becomes bfloat16."""
-    return (
-        torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16) if array.dtype == np.uint16 else torch.from_numpy(array.copy())
-    )
+    if array.dtype == np.uint16:
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(array.copy())

@@ -81,11 +81,12 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
         self._banned = tokenizer.unsayable - tokenizer.ends
         self._never_said = tokenizer.unsayable | tokenizer.ends
         self._has_rows = any(port.content is Content.TENSOR for port in info.produces)
+        marks = (tokenizer.thinks.opens, tokenizer.thinks.closes) if tokenizer.thinks else ()
         self._constraints = Constraints(
             tokenizer.piece,
             tokenizer.encode,
             # A constrained text may have the characters of the marks, never the tokens, which would make a part of it a thought.
-            special={*tokenizer.special.values(), *((thinks.opens, thinks.closes) if (thinks := tokenizer.thinks) else ())},
+            special={*tokenizer.special.values(), *marks},
             end_ids=sorted(tokenizer.ends),
             vocabulary=tokenizer.vocabulary,
         )

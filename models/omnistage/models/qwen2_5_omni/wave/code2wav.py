@@ -96,20 +96,20 @@ class Speech:
         schedule, mel = self._prepared.schedule, torch.cat((self._before, flow.mel))
         end = len(mel) - flow.ahead
         self._left, self._before = flow.leaves, mel[max(end - FIELD, 0) : end]
-        begins = schedule.begin(self._number) * self._config.code_samples
+        needless_samples = self._first_sample - schedule.begin(self._number) * self._config.code_samples  # of this chunk, if above 0
         self._number += 1
         self._over = flow.leaves is None
         self._codes.forget(schedule.first_code(self._number))
-        unheard = min((self._first_sample - begins) // self._config.vocoder.frame_samples, flow.chunk)
-        # Only whole pieces are left out, because samples of a shorter piece may have other bits.
-        unheard = max(unheard if unheard == flow.chunk else unheard // PIECE_FRAMES * PIECE_FRAMES, 0)
+        unheard_frames = max(min(needless_samples // self._config.vocoder.frame_samples, flow.chunk), 0)
+        if unheard_frames < flow.chunk:  # Only whole pieces are left out, because samples of a shorter piece may have other bits.
+            unheard_frames -= unheard_frames % PIECE_FRAMES
         return Vocoding(
             mel,
             flow.chunk,
             flow.ahead,
-            unheard,
-            wanted_frames=flow.chunk - unheard,
-            needless=max(self._first_sample - begins - unheard * self._config.vocoder.frame_samples, 0),
+            unheard_frames,
+            wanted_frames=flow.chunk - unheard_frames,
+            needless=max(needless_samples - unheard_frames * self._config.vocoder.frame_samples, 0),
             needs=schedule.first_code(schedule.entry(window.end)),
             last=self._over,
         )
@@ -130,10 +130,10 @@ class Speech:
         """The flow of a window. The flow makes its noise and conditions when it begins."""
         config, dit, prepared = self._config.dit, self._windows.dit, self._prepared
         codes = torch.from_numpy(self._codes.between(window.first, window.past)[:, 0])
-        first, blocks = window.first // self._config.block_codes, -(-len(codes) // self._config.block_codes)
+        first_block, blocks = window.first // self._config.block_codes, -(-len(codes) // self._config.block_codes)
 
         def begin() -> tuple[torch.Tensor, torch.Tensor]:
-            start = noise(prepared.seed, first, blocks, config.block_frames, config.mel_bins)
+            start = noise(prepared.seed, first_block, blocks, config.block_frames, config.mel_bins)
             return start.to(dit.device), dit.conditions(codes.to(dit.device), prepared.speaker, blocks)
 
         if window.fresh:  # It uses nothing of the windows before it.
@@ -240,7 +240,7 @@ class FlowCode2Wav(WindowedCode2Wav[PreparedSpeech]):
             yield piece
 
     def usual_codes(self, prepared: PreparedSpeech) -> Array:
-        """See WindowedCode2Wav.usual_codes."""
+        """See WindowedCode2Wav.usual_codes. The chunks of SCHEDULES have less than four blocks on average."""
         return np.zeros((len(prepared.schedule.sizes) * 4 * self.config.block_codes, 1), np.uint32)
 
 
@@ -278,6 +278,7 @@ def load_code2wav(folder: Path, options: LoadOptions) -> FlowCode2Wav:
     trial = compute_on_thread(
         partial(try_windows, WindowTrials(config, windows), schedules, workers, max_windows=options.max_batch_size), options.threads
     )
+    # Twice, because a flow has the state of the previous window while it fills the state for the next window.
     sessions, reason = sessions_of(2 * solver.evaluations * math.prod(windows.dit.kept_shape()) * FLOAT_BYTES, options)
     info = ModelInfo(
         name=name_of(folder) + "-code2wav",

@@ -193,8 +193,8 @@ def _vocoder(config: Config) -> VocoderConfig:
     )
 
 
-def _read_number(config: Config, name: str, other: str) -> int:
-    return config.size(name if config.has(name) else other)
+def _read_number(config: Config, name: str, alternative: str) -> int:
+    return config.size(name if config.has(name) else alternative)
 
 
 CONTEXT = BACK_LAYERS

@@ -84,7 +84,7 @@ class Dit:
         norms = [linear(f"transformer_blocks.{index}.attn_norm.linear", 6 * hidden, hidden) for index in range(config.layers)]
         self._modulation = torch.stack([norm(embedded) for norm in norms], 1).view(len(times), config.layers, 6, hidden)
         """[times, layers, 6, hidden]: shift, scale and gate of the attention, then of the feed-forward part."""
-        self._modulation[:, :, (1, 4)] += 1
+        self._modulation[:, :, (1, 4)] += 1  # A norm is multiplied by 1 + scale.
         self._last_modulation = linear("norm_out.linear", 2 * hidden, hidden)(embedded).view(len(times), 2, hidden)
         self._last_modulation[:, 0] += 1
         self._turns = [(cosines.to(self.device), sines.to(self.device)) for cosines, sines in _turns(config)]
@@ -128,30 +128,30 @@ class Dit:
         in one product."""
         windows, padded, mel = points.shape
         state_out = None if keep is None else points.new_empty(windows, *self.kept_shape())
-        which = torch.tensor(evaluations, device=points.device)
+        evaluation_ids = torch.tensor(evaluations, device=points.device)
         branch_slopes = points.new_empty(windows, BRANCHES, padded, mel)
 
         def compute(branches: slice) -> None:
             with torch.inference_mode():
                 edges = _Edges.of(frames, state_in, state_out, keep, branches)
                 branch_slopes[:, branches] = self._run_net(
-                    points, conditions.view(windows, BRANCHES, padded, -1)[:, branches], which, edges
+                    points, conditions.view(windows, BRANCHES, padded, -1)[:, branches], evaluation_ids, edges
                 )
 
         if aside is None:
             compute(slice(0, BRANCHES))
         else:
             by_two(aside, partial(compute, slice(0, 1)), partial(compute, slice(1, BRANCHES)))
-        conditioned, without = branch_slopes.unbind(1)
-        return conditioned + (conditioned - without) * GUIDANCE, state_out
+        conditioned, unconditioned = branch_slopes.unbind(1)
+        return conditioned + (conditioned - unconditioned) * GUIDANCE, state_out
 
     def _run_net(self, points: torch.Tensor, conditions: torch.Tensor, evaluations: torch.Tensor, edges: _Edges) -> torch.Tensor:
         """The net's output for some branches of each window, [S, branches, F, mel_bins]. conditions: of these branches, [S, branches, F,
         hidden]."""
         branches, blocks = conditions.shape[1], points.shape[1] // self.config.block_frames
         masks = _Masks.of(self.config.block_frames, blocks, edges.frames, edges.left is not None, len(points) * branches, points.device)
-        which = evaluations.repeat_interleave(branches)
-        modulation = self._modulation[which].unsqueeze(3)
+        row_evaluations = evaluations.repeat_interleave(branches)
+        modulation = self._modulation[row_evaluations].unsqueeze(3)
         x = functional.linear(points.repeat_interleave(branches, 0), self._enter) + conditions.flatten(0, 1)
         for index, layer in enumerate(self._layers):
             shift, scale, gate, shift_up, scale_up, gate_up = modulation[:, index].unbind(1)
@@ -159,7 +159,7 @@ class Dit:
             raised = _gelu(layer.up(_normalize(x, scale_up, shift_up)))
             x = torch.addcmul(x, gate_up, layer.down(raised))
             still_working()
-        scale, shift = self._last_modulation[which].unsqueeze(2).unbind(1)
+        scale, shift = self._last_modulation[row_evaluations].unsqueeze(2).unbind(1)
         return self._leave(_normalize(x, scale, shift)).view(len(points), branches, points.shape[1], -1)
 
     def _attend(self, layer: _Layer, x: torch.Tensor, masks: _Masks, edges: _Edges) -> torch.Tensor:
@@ -177,14 +177,16 @@ class Dit:
             back_key = key.clone()
             back_key[..., 0, :] = self._turn(plain_key, -1)
             edges.put(layer.back, (back_key, value))
-            for parts, each, before in ((keys, back_key, edges.before(layer.back, 0)), (values, value, edges.before(layer.back, 1))):
-                first = torch.zeros_like(each[:, :1]) if before is None else before.unsqueeze(1)
-                parts.insert(0, torch.cat((first, each[:, :-1]), 1))
+            # Each block gets the keys and values of the block before it.
+            for parts, blocks, before in ((keys, back_key, edges.before(layer.back, 0)), (values, value, edges.before(layer.back, 1))):
+                first = torch.zeros_like(blocks[:, :1]) if before is None else before.unsqueeze(1)
+                parts.insert(0, torch.cat((first, blocks[:, :-1]), 1))
         if layer.ahead:
             ahead_key = key.clone()
             ahead_key[..., 0, :] = self._turn(plain_key, 1)
-            for parts, each in ((keys, ahead_key), (values, value)):
-                parts.append(torch.cat((each[:, 1:], torch.zeros_like(each[:, :1])), 1))
+            # Each block gets the keys and values of the block after it.
+            for parts, blocks in ((keys, ahead_key), (values, value)):
+                parts.append(torch.cat((blocks[:, 1:], torch.zeros_like(blocks[:, :1])), 1))
         attention = functional.scaled_dot_product_attention(
             query.flatten(0, 1).transpose(1, 2),
             _join_blocks(keys).flatten(0, 1).transpose(1, 2),
@@ -208,9 +210,9 @@ class Dit:
         # In the checkpoint, neighbouring components of a head turn together. Here component i of the first half turns with component i of
         # the second, so the components are reordered, which makes no difference to attention.
         halves = [*range(0, config.head_size, 2), *range(1, config.head_size, 2)]
-        for begin in (0, inner):
-            for each in (weights, biases):
-                each[begin : begin + config.head_size] = each[begin : begin + config.head_size][halves]
+        for begin in (0, inner):  # The first head of queries, and the first head of keys: no other head turns.
+            head = slice(begin, begin + config.head_size)
+            weights[head], biases[head] = weights[head][halves], biases[head][halves]
         return _Layer(
             _Linear(weights, biases),
             linear(f"{name}.attn.to_out.0", config.hidden_size, inner),

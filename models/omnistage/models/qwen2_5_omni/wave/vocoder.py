@@ -62,9 +62,11 @@ class _Activation:
         """x: [windows, channels, samples]; returns the same shape. Beyond its ends the signal goes on with its first and last sample."""
         count, first, last = x.shape[2], x[..., :1], x[..., -1:]
         padded = torch.cat((first.expand(-1, -1, 3), x, last.expand(-1, -1, 3)), 2)
-        # The even and the odd samples of the signal at twice the rate.
+        # The even and the odd samples of the signal at twice the rate. even[i] is made of x[i - 3] to x[i + 2], odd[i] of x[i - 2] to
+        # x[i + 3].
         even = self._snake(_filter([(self.up[-1 - 2 * tap], padded[..., tap : tap + count]) for tap in range(TAPS // 2)]))
         odd = self._snake(_filter([(self.up[-2 - 2 * tap], padded[..., tap + 1 : tap + 1 + count]) for tap in range(TAPS // 2)]))
+        # Output i is made of even[i - 2] to even[i + 3], and odd[i - 3] to odd[i + 2].
         first, last = even[..., :1], odd[..., -1:]
         even = torch.cat((first.expand(-1, -1, 2), even, last.expand(-1, -1, 3)), 2)
         odd = torch.cat((first.expand(-1, -1, 3), odd, last.expand(-1, -1, 2)), 2)
@@ -116,7 +118,7 @@ class _Level:
     def __call__(self, x: torch.Tensor, aside: Aside | None) -> torch.Tensor:
         """x: [windows, channels, samples]. aside: a thread for the last block, which has the largest kernels; None: there is none."""
         x = functional.conv_transpose1d(x, self.weight, self.bias, stride=self.rate, padding=self.padding)
-        *others, last = range(len(self.blocks))
+        *first_blocks, last_block = range(len(self.blocks))
         outputs: dict[int, torch.Tensor] = {}
 
         def make(*blocks: int) -> None:
@@ -125,11 +127,11 @@ class _Level:
                     outputs[block] = self.blocks[block](x)
 
         if aside is None:
-            make(*others, last)
+            make(*first_blocks, last_block)
         else:
-            by_two(aside, partial(make, *others), partial(make, last))
+            by_two(aside, partial(make, *first_blocks), partial(make, last_block))
         total = outputs[0]
-        for block in (*others[1:], last):
+        for block in range(1, len(self.blocks)):
             total.add_(outputs[block])
         return total.div_(len(self.blocks))
 
@@ -145,6 +147,7 @@ class Vocoder:
 
     def __init__(self, config: VocoderConfig, weight: ShapedNeed) -> None:
         self.config = config
+        # As published for a factor of 2: the cutoff is 0.5 / 2, and half of the width of the transition 0.6 / 2.
         self._taps = kaiser_sinc_filter1d(0.25, 0.3, TAPS).flatten().tolist()  # type: ignore[no-untyped-call]
         channels = config.channels >> len(config.rates)
         enter = (config.channels, config.mel_bins, 7)
@@ -170,7 +173,7 @@ class Vocoder:
     def _read_level(self, weight: ShapedNeed, number: int, context: int) -> _Level:
         """Read a level. context: see _Level."""
         config = self.config
-        channels, kernel, rate = config.channels >> number + 1, config.kernel_sizes[number], config.rates[number]
+        channels, kernel, rate = config.channels >> (number + 1), config.kernel_sizes[number], config.rates[number]
         count = len(config.block_kernel_sizes)
         return _Level(
             weight(f"ups.{number}.0.weight", (2 * channels, channels, kernel)),
@@ -215,6 +218,7 @@ def _cut(x: torch.Tensor, before: int, after: int, context: int) -> tuple[torch.
 
 def _scale_mel(mel: torch.Tensor) -> torch.Tensor:
     """Turn natural logarithms of amplitudes into decibels, scaled to -1..1."""
+    # The last factor is the natural logarithm of 10.
     min_amplitude = torch.exp(torch.tensor(MIN_DB / 20.0 * 2.302585092994046, dtype=mel.dtype, device=mel.device))
     decibels = 20 * torch.log10(torch.clamp(torch.exp(mel), min=min_amplitude)) - REFERENCE_DB
     return torch.clamp(2 * (decibels - MIN_DB) / -MIN_DB - 1, -1.0, 1.0)

@@ -106,9 +106,9 @@ class Vocoding:
     def piece(self) -> tuple[int, int, int, int]:
         """The next piece of sound, as four indices in `mel`: the first frame on which it depends, its first frame, the end of its frames,
         and the end of the frames on which it depends."""
-        chunk = len(self.mel) - self.ahead - self.chunk
-        begin = chunk + self.sounded
-        end = min(begin + PIECE_FRAMES, chunk + self.chunk)
+        chunk_end = len(self.mel) - self.ahead
+        begin = chunk_end - self.chunk + self.sounded
+        end = min(begin + PIECE_FRAMES, chunk_end)
         return max(begin - FIELD, 0), begin, end, min(end + FIELD, len(self.mel))
 
 
@@ -128,7 +128,8 @@ class Windows:
         if isinstance(job, Flow):
             if self._blocks(job) > SLICE_BLOCKS:
                 return "slice", id(job)
-            return "flow", job.frames, job.context + job.chunk if job.leaves is not None else 0, job.left is not None
+            kept_end = 0 if job.leaves is None else job.context + job.chunk
+            return "flow", job.frames, kept_end, job.left is not None
         first, begin, end, past = job.piece()
         return "sound", begin - first, end - begin, past - end
 
@@ -163,18 +164,19 @@ class Windows:
 
     def _evaluate(self, flows: Sequence[Flow], aside: Aside | None) -> None:
         """Evaluate the net once for each of these flows, which have equal keys."""
-        one, at = flows[0], [flow.trajectory.evaluation for flow in flows]
-        states_in = [flow.left[evaluation] for flow, evaluation in zip(flows, at, strict=True) if flow.left is not None]
+        first, evaluations = flows[0], [flow.trajectory.evaluation for flow in flows]
+        states_in = [flow.left[evaluation] for flow, evaluation in zip(flows, evaluations, strict=True) if flow.left is not None]
+        last_block = (first.context + first.chunk) // self.dit.config.block_frames - 1  # of the chunk
         slopes, state_out = self.dit.slopes(
             torch.stack([flow.trajectory.point for flow in flows]),
             torch.cat([flow.conditions for flow in flows]),
-            at,
-            one.frames,
+            evaluations,
+            first.frames,
             torch.stack(states_in) if states_in else None,
-            None if one.leaves is None else (one.context + one.chunk) // self.dit.config.block_frames - 1,
+            None if first.leaves is None else last_block,
             aside,
         )
-        for place, (flow, evaluation) in enumerate(zip(flows, at, strict=True)):
+        for place, (flow, evaluation) in enumerate(zip(flows, evaluations, strict=True)):
             if state_out is not None and flow.leaves is not None:
                 flow.leaves[evaluation] = state_out[place]
             flow.trajectory.take(slopes[place])
@@ -261,8 +263,9 @@ class Solver:
 
     def evaluation_times(self) -> list[float]:
         """The time of each evaluation, from 0 to 1, in order."""
+        # Exactly `end` for place 1: the sum could round to another number.
         return [
-            begin + (end - begin) * place if place < 1 else end
+            end if place == 1 else begin + (end - begin) * place
             for begin, end in zip(self.times[:-1], self.times[1:], strict=True)
             for place in self.method.places
         ]
@@ -341,7 +344,8 @@ class WindowTrials:
         frames, chunk, ahead_frames = (codes * repeats for codes in (window.past - window.first, window.end - window.begin, window.ahead))
         if stage == VOCODER:
             before = 0 if window.fresh else min(FIELD, window.begin * repeats)
-            return Vocoding(random(before + frames, mel) - 5, chunk, ahead_frames, 0, 0, chunk, 0, last=False)
+            mel_frames = random(before + frames, mel) - 5  # Mel frames are logarithms of amplitudes far below 1.
+            return Vocoding(mel_frames, chunk, ahead_frames, sounded=0, needless=0, wanted_frames=chunk, needs=0, last=False)
         return Flow(
             context=window.context * repeats,
             chunk=chunk,

@@ -188,11 +188,11 @@ class Speech:
         """The sound of the window that `next` returned last, without samples before `first_sample`, and with `Sound.needs`. job: that
         window, done."""
         samples, self._state = job.results
-        begins = max(job.state.place * self._config.frame_samples - self._config.missing, 0)
+        begin_sample = max(job.state.place * self._config.frame_samples - self._config.missing, 0)
         self._number += 1
         self._codes.forget(window.end)
-        unheard = max(self._first_sample - begins, 0)
-        return Sound(samples[unheard:, None].numpy(), self._schedule.first_code(self._schedule.entry(window.end)))
+        needless = max(self._first_sample - begin_sample, 0)
+        return Sound(samples[needless:, None].numpy(), self._schedule.first_code(self._schedule.entry(window.end)))
 
 
 def first_frame(config: WaveConfig, sample: int) -> int:
