@@ -85,7 +85,8 @@ def rope_of(config: Config, *, axes: int = 0, default_sections: tuple[int, ...] 
     rope, theta = _read_rope(config, ("default", "mrope"), None)
     if not axes:
         return RopeConfig(theta)
-    sections = default_sections if default_sections and not rope.has("mrope_section") else rope.values("mrope_section", int)
+    # Without defaults, reading raises the error for a missing list.
+    sections = rope.values("mrope_section", int) if rope.has("mrope_section") or not default_sections else default_sections
     if len(sections) != axes or min(sections) < 1:
         raise BadCheckpoint(f"{config.place}: 'mrope_section' is {list(sections)}: it needs a number above 0 for each of {axes} axes")
     return RopeConfig(theta, sections)
@@ -104,7 +105,8 @@ def _read_rope(config: Config, kinds: tuple[str, ...], default_theta: float | No
     error."""
     name = next((name for name in ("rope_scaling", "rope_parameters") if config.raw.get(name)), None)
     rope = config.section(name) if name else Config({}, config.place)
-    if (kind := rope.value("rope_type", str, "") or rope.value("type", str, kinds[0])) not in kinds:
+    kind = rope.value("rope_type", str, "") or rope.value("type", str, kinds[0])
+    if kind not in kinds:
         raise BadCheckpoint(f"{config.place}: positions of the type {kind!r} are not supported, only the {kinds[0]} ones")
     return rope, (rope if rope.has("rope_theta") else config).at_least("rope_theta", LEAST_THETA, default_theta)
 
@@ -125,10 +127,10 @@ def _check_sees_all(config: Config) -> None:
     on."""
     kinds = config.raw.get("layer_types")
     if isinstance(kinds, list):
-        windows = set(map(str, kinds)) != {"full_attention"}
+        has_windows = set(map(str, kinds)) != {"full_attention"}
     else:
-        windows = config.value("use_sliding_window", bool, config.has("sliding_window"))
-    if windows:
+        has_windows = config.value("use_sliding_window", bool, config.has("sliding_window"))
+    if has_windows:
         raise BadCheckpoint(f"{config.place}: sliding windows of attention are not supported; no published checkpoint has them")
 
 
@@ -139,18 +141,19 @@ None: all rows."""
 
 def check_experts(weights: Weights, mlp: str, sizes: ExpertSizes, hidden: int, group: Group = ALONE) -> None:
     """Raises BadCheckpoint for a missing or misshapen expert of a layer, of any rank. mlp: beginning of the weights' names. hidden: width
-    of a row. group: weights that other ranks read are reported to `weights.leave`. The number of experts that are stored together is
-    checked too, because nothing else would notice a surplus expert."""
+    of a row. group: the ranks; weights that other ranks read are reported to `weights.leave`. The number of experts that are stored
+    together is checked too, because nothing else would notice a surplus expert."""
     shapes = dict.fromkeys(("gate_proj.weight", "up_proj.weight"), (sizes.size, hidden)) | {"down_proj.weight": (hidden, sizes.size)}
     for part, (rows, columns) in shapes.items():
-        together, half = _PARTS[part]
-        if (every := f"{mlp}.experts.{together}") in weights.header:
-            weights.check_shape(every, (sizes.experts, rows if half is None else 2 * rows, columns))
+        joint_part, half = _PARTS[part]
+        joint_name = f"{mlp}.experts.{joint_part}"
+        if joint_name in weights.header:
+            weights.check_shape(joint_name, (sizes.experts, rows if half is None else 2 * rows, columns))
             continue
         for expert in range(sizes.experts):
             weights.check_shape(f"{mlp}.experts.{expert}.{part}", (rows, columns))
-        others = set(range(sizes.experts)).difference(sizes.of_rank(group))
-        weights.leave(f"{mlp}.experts.{expert}.{part}" for expert in others)
+        other_ranks_experts = set(range(sizes.experts)).difference(sizes.of_rank(group))
+        weights.leave(f"{mlp}.experts.{expert}.{part}" for expert in other_ranks_experts)
 
 
 def expert_of_all(weights: Weights, name: str) -> torch.Tensor | None:
@@ -160,11 +163,12 @@ def expert_of_all(weights: Weights, name: str) -> torch.Tensor | None:
     number, _, part = rest.partition(".")
     if not separator or not number.isdigit() or part not in _PARTS:
         return None
-    together, half = _PARTS[part]
-    stored = weights.header.get(every := f"{module}.experts.{together}")
+    joint_part, half = _PARTS[part]
+    joint_name = f"{module}.experts.{joint_part}"
+    stored = weights.header.get(joint_name)
     if stored is None or len(stored.shape) != 3 or int(number) >= stored.shape[0]:
         return None
-    expert = weights.read(every, int(number))
+    expert = weights.read(joint_name, int(number))
     return expert if half is None or expert is None else expert.tensor_split(2)[half]
 
 

@@ -129,12 +129,12 @@ def check_files(checkpoint: Path, folder: str, files: Sequence[str]) -> None:
     file of INSTEAD may be replaced by others."""
     place = checkpoint / folder
     for name in files:
-        others = INSTEAD.get(name, (name,))
-        for other in (name, *others):
-            _check_regular(place / other)
-        missing = [other for other in others if not (place / other).is_file()]
-        if missing and not (place / name).is_file():
-            instead = f"; {' and '.join(missing)} would do as well" if name in INSTEAD else ""
+        substitutes = INSTEAD.get(name, (name,))  # A file that nothing replaces counts as its own substitute.
+        for file in (name, *substitutes):
+            _check_regular(place / file)
+        absent_substitutes = [file for file in substitutes if not (place / file).is_file()]
+        if absent_substitutes and not (place / name).is_file():
+            instead = f"; {' and '.join(absent_substitutes)} would do as well" if name in INSTEAD else ""
             raise BadCheckpoint(
                 f"{place / name} is missing: give the whole folder of a checkpoint, or none for the family's own default{instead}"
             )
@@ -242,19 +242,19 @@ def offline() -> Iterator[None]:
     """While the context is open, libraries fetch nothing, even libraries that were imported before, and this thread connects to no host."""
     _watch_sockets()
     hub: Any = sys.modules.get("huggingface_hub.constants")
-    before = {name: os.environ.get(name) for name in SAID}
-    constants = {} if hub is None else {name: getattr(hub, name) for name in CONSTANTS}
-    loads, _thread.loads = _thread.loads, True
+    old_environment = {name: os.environ.get(name) for name in SAID}
+    old_constants = {} if hub is None else {name: getattr(hub, name) for name in CONSTANTS}
+    was_loading, _thread.loads = _thread.loads, True
     try:
         say_offline()
-        for name in constants:
+        for name in old_constants:
             setattr(hub, name, True)
         yield
     finally:
-        _thread.loads = loads
-        for name, value in constants.items():
+        _thread.loads = was_loading
+        for name, value in old_constants.items():
             setattr(hub, name, value)
-        for name, old_value in before.items():
+        for name, old_value in old_environment.items():
             if old_value is None:
                 os.environ.pop(name, None)
             else:
@@ -272,5 +272,6 @@ def _refuse(event: str, arguments: tuple[object, ...]) -> None:
     if event in DIALS and _thread.loads:
         target = arguments[1] if event == "socket.connect" else arguments[0]
         # A path is the socket of another process of this machine, such as another rank.
-        if event != "socket.connect" or not isinstance(target, str | bytes):
+        is_path = event == "socket.connect" and isinstance(target, str | bytes)
+        if not is_path:
             raise Unreachable(f"it names something that would have to be fetched from {target}, and loading fetches nothing")

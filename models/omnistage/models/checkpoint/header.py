@@ -84,9 +84,10 @@ def check_says_unpacked(values: object, place: str) -> None:
 def check_plain(checkpoint_config: Config, *parts: Config) -> None:
     """Raises BadCheckpoint if a config says that weights are packed in an unknown way, or says so where libraries do not look.
     checkpoint_config: the config of the checkpoint. parts: its sections for the loaded parts of the model."""
-    packing = {key: value for key in QUANTIZED if not is_unpacked(value := checkpoint_config.raw.get(key))}
-    for config, values in ((checkpoint_config, packing), *((part, part.raw) for part in parts)):
-        check_says_unpacked(values, config.place)
+    unknown_packing = {key: checkpoint_config.raw.get(key) for key in QUANTIZED if not is_unpacked(checkpoint_config.raw.get(key))}
+    check_says_unpacked(unknown_packing, checkpoint_config.place)
+    for part in parts:
+        check_says_unpacked(part.raw, part.place)
 
 
 def is_unpacked(packing: object) -> bool:
@@ -157,25 +158,25 @@ def bound_building(header: Mapping[str, Stored], folder: Path) -> Iterator[None]
     max_numbers = TIMES * sum(math.prod(stored.shape) for stored in header.values()) + SPARE_NUMBERS
     weights = numbers = modules = 0
 
-    def more(name: str) -> BadCheckpoint:
+    def too_many(name: str) -> BadCheckpoint:
         problem = f"its files have {len(header)} weights, and by config.json the model has many times more"
         return BadCheckpoint(f"{folder}: {problem}: stopped at {name!r}, the {weights}th")
 
-    def parameter(module: torch.nn.Module, name: str, value: torch.nn.Parameter | None) -> None:
+    def count_weight(module: torch.nn.Module, name: str, value: torch.nn.Parameter | None) -> None:
         nonlocal weights, numbers
         if value is None or threading.get_ident() != thread:
             return
         weights, numbers = weights + 1, numbers + value.numel()
         if weights > max_weights or numbers > max_numbers:
-            raise more(name)
+            raise too_many(name)
 
-    def inner(module: torch.nn.Module, name: str, value: torch.nn.Module | None) -> None:
+    def count_module(module: torch.nn.Module, name: str, value: torch.nn.Module | None) -> None:
         nonlocal modules
         modules += threading.get_ident() == thread
         if modules > MODULES * max_weights:
-            raise more(name)
+            raise too_many(name)
 
-    hooks = register_module_parameter_registration_hook(parameter), register_module_module_registration_hook(inner)
+    hooks = register_module_parameter_registration_hook(count_weight), register_module_module_registration_hook(count_module)
     try:
         yield
     finally:
@@ -189,13 +190,13 @@ def check_stored(header: Mapping[str, Stored], model: torch.nn.Module, report: M
     not use are allowed too.
 
     report: what the library reports of its loading. Libraries name weights as in the whole model, or as in a part of it."""
-    others = {name: stored for name, stored in header.items() if stored.dtype not in COMPUTED}
-    numbers = {name for name, value in model.named_buffers() if not value.is_floating_point()}
+    uncomputed = {name: stored for name, stored in header.items() if stored.dtype not in COMPUTED}
+    whole_buffers = {name for name, value in model.named_buffers() if not value.is_floating_point()}
     weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    without_place = set() if report["missing_keys"] else set(map(str, report["unexpected_keys"]))
-    spare = without_place | _named_alike(others, numbers)
-    bad = _named_alike(others, weights) | {name for name, stored in others.items() if stored.dtype not in PLAIN}
-    refuse_packed({name: others[name] for name in bad - spare}, folder)
+    unused = set() if report["missing_keys"] else set(map(str, report["unexpected_keys"]))
+    allowed = unused | _named_alike(uncomputed, whole_buffers)
+    suspects = _named_alike(uncomputed, weights) | {name for name, stored in uncomputed.items() if stored.dtype not in PLAIN}
+    refuse_packed({name: uncomputed[name] for name in suspects - allowed}, folder)
 
 
 def _named_alike(names: Iterable[str], model_names: Collection[str]) -> set[str]:

@@ -74,15 +74,15 @@ def find_packed(header: Mapping[str, Stored], config: Config, read: Read) -> dic
     """The packed weights of a checkpoint, by name; empty: its config names no supported way of packing. header: all tensors of its files.
     Raises BadCheckpoint for weights that cannot be unpacked."""
     packing = next((config.section(key) for key in QUANTIZED if config.has(key)), None)
-    method = packing and packing.value("quant_method", str, "")
-    if packing is not None and method == FP8:
+    if packing is None:
+        return {}
+    method = packing.value("quant_method", str, "")
+    if method == FP8:
         block = packing.values("weight_block_size", int) if packing.has("weight_block_size") else _BLOCK
         if len(block) != 2 or min(block) < 1:
             raise BadCheckpoint(f"{packing.place}: 'weight_block_size' is {list(block)}, which must be two numbers above 0")
         return dict(_find_scaled(header, block, config.place))
-    if packing is not None and method == COMPRESSED:
-        return dict(_find_compressed(header, packing, read))
-    return {}
+    return dict(_find_compressed(header, packing, read)) if method == COMPRESSED else {}
 
 
 def no_weights(packed: Mapping[str, PackedWeight]) -> set[str]:
@@ -99,7 +99,7 @@ def _find_scaled(header: Mapping[str, Stored], block: Sequence[int], place: str)
         scale = header.get(name + _SCALE)
         if stored.dtype != "F8_E4M3" or scale is None or scale.dtype not in COMPUTED:
             continue
-        scale_shape = (*stored.shape[:-2], *(math.ceil(size / of) for size, of in zip(stored.shape[-2:], block, strict=False)))
+        scale_shape = (*stored.shape[:-2], *(math.ceil(size / of_block) for size, of_block in zip(stored.shape[-2:], block, strict=False)))
         if len(stored.shape) < 2 or scale.shape != scale_shape:
             mismatch = f"{name} is {list(stored.shape)}, its scales are {list(scale.shape)}"
             raise BadCheckpoint(f"{place}: {mismatch}, and blocks of {list(block)} have {list(scale_shape)}")
@@ -121,8 +121,9 @@ def _find_compressed(header: Mapping[str, Stored], packing: Config, read: Read) 
     scheme, decompress, names = _read_scheme(packing)
     bits = scheme.weights.num_bits
     for root, stored in header.items():
-        module, _, first = root.rpartition(".")
-        if first != names[0] or stored.dtype in COMPUTED or f"{module}.weight_scale" not in header:
+        module, _, ending = root.rpartition(".")
+        # The first of the names is that of the packed numbers.
+        if ending != names[0] or stored.dtype in COMPUTED or f"{module}.weight_scale" not in header:
             continue
         parts = {name: f"{module}.{name}" for name in names}
         if missing := sorted(name for name in parts.values() if name not in header):
@@ -130,7 +131,8 @@ def _find_compressed(header: Mapping[str, Stored], packing: Config, read: Read) 
         shape = stored.shape
         if "weight_shape" in parts:
             shape_entry = header[parts["weight_shape"]]
-            shape = tuple(read(parts["weight_shape"]).tolist()) if shape_entry.shape == (2,) and shape_entry.dtype in ("I32", "I64") else ()
+            has_two_numbers = shape_entry.shape == (2,) and shape_entry.dtype in ("I32", "I64")
+            shape = tuple(read(parts["weight_shape"]).tolist()) if has_two_numbers else ()
             if len(shape) != 2 or min(shape) < 1 or stored.shape != (shape[0], math.ceil(shape[1] * bits / 32)):
                 raise BadCheckpoint(
                     f"{packing.place}: {root} is {list(stored.shape)}, which are not numbers of {bits} bits of {list(shape)}"
@@ -173,12 +175,12 @@ def _read_scheme(packing: Config) -> tuple[Any, Callable[[dict[str, torch.Tensor
 
     form = packing.value("format", str, "")
     groups = packing.section("config_groups")
-    for feature, is_there in (
+    for feature, is_unsupported in (
         (f"the format {form[:80]!r}", form not in _FORMATS),
         (f"{len(groups.raw)} ways in one checkpoint", len(groups.raw) != 1),
         *((f"{key!r}", bool(packing.raw.get(key))) for key in ("transform_config", "sparsity_config", "kv_cache_scheme")),
     ):
-        if is_there:
+        if is_unsupported:
             raise BadCheckpoint(
                 f"{packing.place}: {feature} of compressed-tensors is not supported; {', '.join(_FORMATS)} are, for all weights"
             )
@@ -234,12 +236,7 @@ class Weights:
     beginning used here. computed: the type that the model computes in."""
 
     def __init__(
-        self,
-        directory: Path,
-        others: tuple[str, ...] = (),
-        renamed: Mapping[str, str] = NONE,
-        *,
-        computed: torch.dtype = torch.float32,
+        self, directory: Path, others: tuple[str, ...] = (), renamed: Mapping[str, str] = NONE, *, computed: torch.dtype = torch.float32
     ) -> None:
         self.directory = directory
         self._computed = computed
@@ -281,11 +278,10 @@ class Weights:
         packed = self._packed.get(name)
         if packed is None and name not in self._stored:
             return None
-        path = self.directory if packed else self._place(name)[0]
         if packed is None:
-            tensor = self._tensor(name, index)
+            path, tensor = self._place(name)[0], self._tensor(name, index)
         else:
-            tensor = packed.unpack({key: self._tensor(part, index) for key, part in packed.parts.items()})
+            path, tensor = self.directory, packed.unpack({key: self._tensor(part, index) for key, part in packed.parts.items()})
         if not tensor.is_floating_point() or tensor.itemsize < 2:
             raise BadCheckpoint(f"{path}: {name} is of {tensor.dtype}, which is no type of a weight")
         if (name, index) not in self._checked:  # Checked once; if a backend of products is refused, all weights are read a second time.
@@ -382,11 +378,12 @@ class Weights:
         unknown way; weights of other parts are checked too, because a model may read one of them."""
         for file in _OWN_FILES:
             if (path := self.directory / file).is_file():
+                # An empty value would say nothing about packing, but even an empty file of this name says that weights are packed.
                 check_says_unpacked({QUANTIZED[0]: json_object(path) or {"": ""}}, str(path))
         if (path := self.directory / "config.json").is_file():
             self._packed = find_packed(stored, Config(json_object(path), str(path)), self._tensor)
-        others = no_weights(self._packed)
-        plain = {name: entry for name, entry in stored.items() if name not in others}
+        no_weight_names = no_weights(self._packed)
+        plain = {name: entry for name, entry in stored.items() if name not in no_weight_names}
         if twice := sorted(plain.keys() & self._packed.keys()):
             raise BadCheckpoint(
                 f"{self.directory} has {twice[0]} twice, as it is and in {', '.join(self._packed[twice[0]].parts.values())}"
@@ -396,8 +393,8 @@ class Weights:
 
     def _name_here(self, stored: str) -> str:
         """The name used here for a weight with this name in the files."""
-        before = next((before for before in self._renamed if stored.startswith(before)), None)
-        return stored if before is None else self._renamed[before] + stored.removeprefix(before)
+        prefix = next((prefix for prefix in self._renamed if stored.startswith(prefix)), None)
+        return stored if prefix is None else self._renamed[prefix] + stored.removeprefix(prefix)
 
     def _open_shard(self, name: str) -> set[str]:
         """Open one file; returns the names of its weights. Raises BadCheckpoint."""
@@ -422,9 +419,9 @@ def _map_alone(path: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:
     """The weight `name` of a file, as a mapping of its own; see `mapped`. tensor: the same weight, read by the library, which has checked
     the file. A weight that cannot be mapped is copied."""
     with path.open("rb") as file:
-        header = int.from_bytes(file.read(8), "little")
-        begin, _ = json.loads(file.read(header))[name]["data_offsets"]
-        start = 8 + header + begin
+        header_bytes = int.from_bytes(file.read(8), "little")
+        begin, _ = json.loads(file.read(header_bytes))[name]["data_offsets"]
+        start = 8 + header_bytes + begin  # `begin` counts from the end of the header.
         skipped = start % mmap.ALLOCATIONGRANULARITY
         if not tensor.nbytes or start % tensor.itemsize:
             return tensor.clone()

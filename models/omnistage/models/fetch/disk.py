@@ -93,9 +93,9 @@ class OwnFile:
         new = folder / f"{NEW}{token}"
         self._lock = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
-            end = "part" if _lock(self._lock) else "unlocked"
+            suffix = "part" if _lock(self._lock) else "unlocked"  # `sweep` never removes an unlocked one.
             os.write(self._lock, content)
-            self.path = new.rename(folder / (name or f".omnistage-{token}.{end}"))
+            self.path = new.rename(folder / (name or f".omnistage-{token}.{suffix}"))
         except BaseException:
             os.close(self._lock)
             new.unlink(missing_ok=True)

@@ -75,8 +75,8 @@ class _Target:
         self.position = file.tell()
         self.has_grown = False
         self._file = file
-        self._most = max_bytes
-        self._came = report
+        self._max_bytes = max_bytes
+        self._report = report
 
     def fill(self, client: httpx2.Client, url: str) -> None:
         """Request the missing bytes and append them. If the server cannot send only these, empty the file and request all bytes."""
@@ -89,30 +89,30 @@ class _Target:
         with client.stream("GET", url, headers=headers) as answer:
             if answer.headers.get("Content-Encoding", "identity") != "identity":
                 raise _Refused(f"it comes as {answer.headers['Content-Encoding']}")
-            part = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+            sent_range = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
             match answer.status_code:
                 case 200:
                     self._empty()
                     size = answer.headers.get("Content-Length", "")
-                case 206 if self.position and part is not None and int(part["first"]) == self.position:
-                    size = part["size"]
+                case 206 if self.position and sent_range is not None and int(sent_range["first"]) == self.position:
+                    size = sent_range["size"]
                 case 206 | 416 if self.position:
                     return False
                 case status:
                     raise _Refused(f"status {status}")
             total = int(size) if size.isdecimal() else None
-            self._came(self.position, total)
+            self._report(self.position, total)
             for block in answer.iter_raw():
                 self._write(block)
-                self._came(self.position, total)
+                self._report(self.position, total)
         return True
 
     def _write(self, block: bytes) -> None:
         """Append bytes. If the file would have more than `max_bytes`, empties it and raises FetchError."""
-        if self.position + len(block) > self._most:
+        if self.position + len(block) > self._max_bytes:
             self._empty()
             raise FetchError(
-                f"more than {bytes_told(self._most)} came, which cannot be the right file: check the package index that pip is"
+                f"more than {bytes_told(self._max_bytes)} came, which cannot be the right file: check the package index that pip is"
                 " configured to use"
             )
         self._file.write(block)

@@ -166,7 +166,7 @@ def fetch(name: HubName, check: Callable[[Path], object], tell: Callable[[FetchP
     this call ends the fetch. Raises HubError."""
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # Our own errors report each fault once.
     cache = Path(constants.HF_HUB_CACHE).expanduser().resolve()
-    if COMMIT.fullmatch(name.revision) and (folder := _find_cached(name, knowing=True)) is not None:
+    if COMMIT.fullmatch(name.revision) and (folder := _find_cached(name, needs_list=True)) is not None:
         return _use_cached(folder, FetchPlan(name, name.revision, cache), check, tell)
     try:
         commit, files = _list_files(name)
@@ -263,7 +263,8 @@ class Fetch:
                 f"{self._name}: {bytes_told(missing)} are to be fetched, and {self._cache} has {bytes_told(free)} free:"
                 " make room, or set HF_HOME to a folder on a larger disk"
             )
-        with nullcontext() if all(map(self._is_there, self._files)) else self._hold_lock():
+        is_complete = all(map(self._is_there, self._files))
+        with nullcontext() if is_complete else self._hold_lock():
             self._drop_damaged()
             self._snapshot([file for file in self._files if not _is_weights(file)])
             check(self._folder)
@@ -337,22 +338,21 @@ class Fetch:
         """Fetch the files of weights whose SHA-256 is known, one after the other."""
         weights = list(filter(_is_weights, self._files))
         total = sum(file.size for file in weights)
-        label, done = f"fetching {self._name.repository.rpartition('/')[2][-22:]}", 0
+        label, done_bytes = f"fetching {self._name.repository.rpartition('/')[2][-22:]}", 0
         for file in weights:
-            before = done
-
-            def came(position: int, file: RemoteFile = file, before: int = before) -> None:
+            # Default values bind the present file and sum, which change with the loop.
+            def report(position: int, file: RemoteFile = file, earlier_bytes: int = done_bytes) -> None:
                 if position > file.size:
                     raise HubError(
                         f"{file.path} of {self._name}: the hub sends more than the {bytes_told(file.size)} that it told: try again later"
                     )
-                self._progress(label, before + position, total, "bytes")
+                self._progress(label, earlier_bytes + position, total, "bytes")
 
             if file.sha256 and not self._is_there(file) and not self._blob(file).is_file():
-                came(self._cached_bytes(file))
-                self._weight(file, came)
-            done += file.size
-            self._progress(label, done, total, "bytes")
+                report(self._cached_bytes(file))
+                self._weight(file, report)
+            done_bytes += file.size
+            self._progress(label, done_bytes, total, "bytes")
 
     def _weight(self, file: RemoteFile, report: Callable[[int], None]) -> None:
         """Fetch one file of weights, continuing its partial file, and check it. report: called with the number of its bytes so far."""
@@ -382,16 +382,16 @@ class Fetch:
         new.replace(reference)
 
 
-def _find_cached(name: HubName, *, knowing: bool = False) -> Path | None:
-    """The folder of a name in the cache; None: a file is missing, by the cache's list of the commit's files. If the cache has no such list:
-    knowing: return None; else the indices of weights and parts decide. The hub is not asked."""
+def _find_cached(name: HubName, *, needs_list: bool = False) -> Path | None:
+    """The folder of a name in the cache; None: a file is missing, by the cache's list of the commit's files. The cache may have no such
+    list. Then the indices of weights and parts decide, or with needs_list the result is None. The hub is not asked."""
     try:
         folder = Path(snapshot_download(name.repository, revision=name.revision, allow_patterns=list(WANTED), local_files_only=True))
         tree = get_cached_repo_tree(name.repository, revision=folder.name)
     except LocalEntryNotFoundError:
         return None
     except CachedRepoTreeNotFoundError:
-        return folder if not knowing and _has_all_parts(folder) else None
+        return folder if not needs_list and _has_all_parts(folder) else None
     return folder if all(_has_size(folder / file.path, file.size) for file in tree if _is_wanted(file.path)) else None
 
 

@@ -315,7 +315,7 @@ def _download(package: Package, offer: WheelPlace, target: Path, max_bytes: int,
         if (sha256 := file_sha256(target)) == package.sha256:
             return target
         target.unlink()
-        if not begin_bytes:
+        if not begin_bytes:  # All bytes came just now, so a further try would give the same: `_check` raises the error.
             _check(package, offer.file, sha256)
 
 
