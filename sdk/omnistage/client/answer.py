@@ -195,17 +195,9 @@ async def collect(events: AsyncIterator[Event]) -> Answer:
                 rows.setdefault(event.port, []).append(event.rows)
             case Done():
                 tensors = {port: np.concatenate(pieces) for port, pieces in rows.items()}
-                return Answer(
-                    deltas,
-                    _audio(sounds),
-                    tuple(pictures),
-                    event,
-                    np.concatenate(codes) if codes else None,
-                    tuple(words),
-                    tensors,
-                    "".join(thoughts),
-                    _films(clips),
-                )
+                frames = np.concatenate(codes) if codes else None
+                thought = "".join(thoughts)
+                return Answer(deltas, _audio(sounds), tuple(pictures), event, frames, tuple(words), tensors, thought, _films(clips))
     raise ProtocolError("the stream ended without its account")
 
 
@@ -306,7 +298,7 @@ class SoundFile:
         """Write a new beginning of the file over the old one."""
         self._file.seek(0)
         self._file.write(head)
-        self._file.seek(0, 2)
+        self._file.seek(0, io.SEEK_END)
 
 
 def write_sound(path: str | PathLike[str], samples: NDArray[np.float32], sample_rate_hz: int, encoding: str, kind: str = "") -> None:
@@ -316,5 +308,5 @@ def write_sound(path: str | PathLike[str], samples: NDArray[np.float32], sample_
     if not len(samples) and not format_of(kind or path).is_wav:
         raise RequestError(f"{path} was not written: the sound has no sample")
     body = encoder.encode(samples) + encoder.finish()
-    head = encoder.head
+    head = encoder.head  # It has the facts that are known only at the end.
     Path(path).write_bytes(head + body[len(head) :])

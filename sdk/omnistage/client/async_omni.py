@@ -55,9 +55,8 @@ class AsyncOmni:
         settings = with_first(to_start, settings)
         plan = StackPlan(settings, model_path, tensor_parallel_size)
         if address is not None and (model_path is not None or settings):
-            raise TypeError(
-                "address is for a running router: model_path and engine settings belong to a private stack, leave one of them out"
-            )
+            rule = "model_path and engine settings belong to a private stack, leave one of them out"
+            raise TypeError(f"address is for a running router: {rule}")
         target = plan if address is None else Found(address, is_named=True)
         self._connection = Connection(target, requests.checked_seconds("connect_timeout_s", connect_timeout_s))
         self._resume_timeout_s = requests.checked_seconds("resume_timeout_s", resume_timeout_s, may_be_0=True)
@@ -75,12 +74,12 @@ class AsyncOmni:
 
     @explain_calls
     def as_client(self, api_key: str | ApiKey | None) -> Self:
-        """A view of this client with another user's key: for a gateway that serves many users. api_key: the key, also as an
-        ApiKey; None: no key, whatever key this
-        client or `OMNISTAGE_API_KEY` has. The view uses this client's connection and stack. Closing the view closes nothing; once this
-        client is closed, the view raises ClosedError. Raises BadRequestError for a text that cannot be a key."""
+        """A view of this client with another user's key: for a gateway that serves many users. api_key: the key, also as an ApiKey; None:
+        no key, whatever key this client or `OMNISTAGE_API_KEY` has. The view uses this client's connection and stack. Closing the view
+        closes nothing; once this client is closed, the view raises ClosedError. Raises BadRequestError for a text that cannot be a key."""
         view = copy.copy(self)
-        view._api_key, view._is_view = api_key if api_key is None or isinstance(api_key, ApiKey) else ApiKey(api_key), True
+        view._api_key = api_key if api_key is None or isinstance(api_key, ApiKey) else ApiKey(api_key)
+        view._is_view = True
         return view
 
     async def __aenter__(self) -> Self:
@@ -310,7 +309,8 @@ class AsyncOmni:
                     yield event
         except OmniError as error:
             self._connection.advise(error, request)
-            if not isinstance(error, RequestError) or (refusal := order.named(error)) is None:
+            refusal = order.named(error) if isinstance(error, RequestError) else None
+            if refusal is None:
                 raise
             raise refusal from error
         except asyncio.CancelledError:

@@ -123,10 +123,9 @@ class Call:
         if is_broken(error):
             return self._ready_to_go_on(router, error)
         refusal = self._limit.explain(error)
-        if self._reader.is_lost and refusal.reason in NOT_YET:
-            pause = self._pause_in_search(refusal)
-            if pause is not None:
-                return pause
+        pause = self._pause_in_search(refusal) if self._reader.is_lost and refusal.reason in NOT_YET else None
+        if pause is not None:
+            return pause
         if not self._reader.is_lost and isinstance(refusal, StartingError):
             ready = self._ready_pipeline(refusal)
         else:

@@ -79,6 +79,7 @@ def turn_of(turn: object, field: str) -> tuple[str, list[Part]]:
     media = list(listed_media({name: turn.get(name) for name in LISTS}, f"{field}.", to_medium))
     field = f"{field}.content"
     if isinstance(content, str):
+        # An empty text beside media is left out.
         text = [stage_pb2.Part(text=checked_text(field, content))] if content or not media else []
         return role, [*media, *text]
     if not isinstance(content, Sequence) or isinstance(content, bytes | bytearray | memoryview):
@@ -93,14 +94,15 @@ def turn_of(turn: object, field: str) -> tuple[str, list[Part]]:
 
 def _role(role: object, field: str) -> str:
     """The role in the contract's words. field: the caller's name for it. Raises BadRequestError for an unknown role."""
-    if not isinstance(role, str) or role not in ROLES:
-        *others, last = ROLES
-        if isinstance(role, str) and role.lower() in ("tool", "function"):
-            raise BadRequestError.of(field, f"is {role!r}; no pipeline calls tools or functions: leave this turn out")
-        similar = (OTHER_ROLES.get(role.lower(), "") or near(role.lower(), ROLES)) if isinstance(role, str) else ""
-        advice = f"; did you mean {similar}?" if similar else f"; it must be {', '.join(others)} or {last}"
-        raise BadRequestError.of(field, f"is {show_value(role)}{advice}")
-    return ROLES[role]
+    if isinstance(role, str) and role in ROLES:
+        return ROLES[role]
+    name = role.lower() if isinstance(role, str) else ""
+    if name in ("tool", "function"):
+        raise BadRequestError.of(field, f"is {role!r}; no pipeline calls tools or functions: leave this turn out")
+    *others, last = ROLES
+    similar = OTHER_ROLES.get(name, "") or near(name, ROLES)
+    advice = f"did you mean {similar}?" if similar else f"it must be {', '.join(others)} or {last}"
+    raise BadRequestError.of(field, f"is {show_value(role)}; {advice}")
 
 
 def listed_media(media: Mapping[str, object], prefix: str, to_read: Callable[[object, str, str], T]) -> Iterator[Callable[[], T]]:
@@ -169,9 +171,9 @@ def use_audio_of(item: Mapping[str, Any], kind: str, field: str) -> bool | None:
     """Whether the model also hears the film of this part: `use_audio` in the part, or beside its URL; None: the part does not say. field:
     the caller's name for the film. Raises BadRequestError."""
     film, use_audio = item[kind], item.get("use_audio")
-    of_url = film.get("use_audio") if isinstance(film, Mapping) else None
-    is_repeated = use_audio is not None and (of_url is not None or isinstance(film, Video))
-    use_audio = of_url if use_audio is None else use_audio
+    beside_url = film.get("use_audio") if isinstance(film, Mapping) else None
+    is_repeated = use_audio is not None and (beside_url is not None or isinstance(film, Video))  # A Video says it itself.
+    use_audio = beside_url if use_audio is None else use_audio
     if is_repeated or not isinstance(use_audio, bool | None):
         raise BadRequestError.of(field.removesuffix(kind) + "use_audio", "must be True or False, and said once")
     return use_audio
@@ -179,7 +181,8 @@ def use_audio_of(item: Mapping[str, Any], kind: str, field: str) -> bool | None:
 
 def _url(item: Mapping[str, Any], kind: str, field: str) -> Part:
     """A medium at a data: URL. As OpenAI's clients send it, the part's value is the URL or a mapping with the key `url`."""
-    url, use_audio = item[kind], use_audio_of(item, kind, field) if kind == FILM_URL else None
+    url = item[kind]
+    use_audio = use_audio_of(item, kind, field) if kind == FILM_URL else None
     if isinstance(url, Mapping):
         _check_keys(url, ("url", "detail", *_READERS[kind][0]), field)
         url, field = url.get("url"), f"{field}.url"

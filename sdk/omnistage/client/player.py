@@ -149,13 +149,13 @@ class _Feed:
         self._rate_hz = sample_rate_hz
         self._changed = threading.Condition(threading.RLock())
         self._blocks: deque[NDArray[np.float32]] = deque()
-        self._waiting = 0  # samples in `_blocks`
-        self._given = 0  # all samples that came
+        self._waiting_samples = 0  # those in `_blocks`
+        self._all_samples = 0  # all that came
         self._begins_at = 0.0  # time.monotonic() at which the first sound may be played
         self._give_up_at = float("inf")  # time.monotonic() at which the wait for the end is given up
         self.has_ended = False  # no more sound comes
         self._stopped = False
-        self._heard: int | None = None  # samples that were heard in all; None: more may be heard
+        self._heard_samples: int | None = None  # all that were heard; None: more may be heard
         self._process: PlayerProcess | None = None
         threading.Thread(target=self._run, name="omnistage-player", daemon=True).start()
 
@@ -167,21 +167,18 @@ class _Feed:
                 raise ValueError("this player has finished")
             if not len(samples):
                 return
-            if not self._given:
+            if not self._all_samples:
                 self._rate_hz = sample_rate_hz
                 self._begins_at = time.monotonic() + prebuffer_s
             elif sample_rate_hz != self._rate_hz:
-                raise RequestError(
-                    f"this player has sound of {self._rate_hz} samples a second, these are {sample_rate_hz}",
-                    hint="Have a Player for each answer.",
-                )
-            if self._waiting + len(samples) > MAX_WAITING_S * sample_rate_hz:
-                raise RequestError(
-                    f"more than {MAX_WAITING_S} s of sound wait to be played", hint="Have a Player for each answer, and finish it."
-                )
-            self._given += len(samples)
+                fault = f"this player has sound of {self._rate_hz} samples a second, these are {sample_rate_hz}"
+                raise RequestError(fault, hint="Have a Player for each answer.")
+            if self._waiting_samples + len(samples) > MAX_WAITING_S * sample_rate_hz:
+                hint = "Have a Player for each answer, and finish it."
+                raise RequestError(f"more than {MAX_WAITING_S} s of sound wait to be played", hint=hint)
+            self._all_samples += len(samples)
             if not self._stopped and not self.over.done():
-                self._waiting += len(samples)
+                self._waiting_samples += len(samples)
                 self._blocks.append(samples)
                 self._changed.notify()
 
@@ -189,7 +186,7 @@ class _Feed:
         """Note that no more sound comes, and when to give up the wait for the rest."""
         with self._changed:
             if not self.has_ended:
-                left_s = (self._given - self.heard().samples) / self._rate_hz
+                left_s = (self._all_samples - self.heard().samples) / self._rate_hz
                 self._give_up_at = time.monotonic() + PATIENCE * left_s + STALL_S
                 self.has_ended = True
                 self._changed.notify()
@@ -198,24 +195,24 @@ class _Feed:
         """Silence the player for ever; returns how many samples were heard."""
         with self._changed:
             self._stopped = True
-            if self._heard is None:
+            if self._heard_samples is None:
                 if self._process is not None:
                     self._process.stop()
-                self._heard = self._now_heard()
+                self._heard_samples = self._now_heard()
             self._blocks.clear()
             self._changed.notify()
-            return self._heard
+            return self._heard_samples
 
     def heard(self, samples: int | None = None) -> Heard:
-        """How much was heard. samples: this number; None: as many as can have been heard up to now."""
+        """How much was heard. samples: number of samples heard; None: as many as can have been heard up to now."""
         with self._changed:
             if samples is None:
-                samples = self._now_heard() if self._heard is None else self._heard
-            return Heard(samples, self._given, self._rate_hz)
+                samples = self._now_heard() if self._heard_samples is None else self._heard_samples
+            return Heard(samples, self._all_samples, self._rate_hz)
 
     def _now_heard(self) -> int:
         """How many samples can have been heard from the running process."""
-        return min(self._process.heard, self._given) if self._process is not None else 0
+        return min(self._process.heard, self._all_samples) if self._process is not None else 0
 
     def _run(self) -> None:
         """The thread's work: play everything, then set the result or the error of `over`."""
@@ -236,23 +233,24 @@ class _Feed:
                     process.close()
                     process = self._start(self._rate_hz)
                 self._put(process, block)
-            if self._given:
+            if self._all_samples:
                 self._put(process, np.zeros(round(self._loudspeaker.tail_s * self._rate_hz), "<f4"))
                 if not self._stopped:
                     process.finish(self._give_up_at)
                     with self._changed:
-                        self._heard = self._given if self._heard is None else self._heard
+                        if self._heard_samples is None:
+                            self._heard_samples = self._all_samples
         except PlayerLostError:
             if not self._stopped:
                 raise
         finally:
             with self._changed:
-                if self._heard is None:
-                    self._heard = self._now_heard()
+                if self._heard_samples is None:
+                    self._heard_samples = self._now_heard()
                 self._blocks.clear()
-                process_now, self._process = self._process, None
-            if process_now is not None:
-                process_now.close()
+                last_process, self._process = self._process, None
+            if last_process is not None:
+                last_process.close()
 
     def _put(self, process: PlayerProcess, block: NDArray[np.float32]) -> None:
         """Write a block as fast as the process takes it."""
@@ -273,12 +271,12 @@ class _Feed:
         """Wait for the next block and for the time to play it, and return it; None after the last one, or after `stop`."""
         with self._changed:
             while not self._stopped:
-                wait_s = None
+                wait_s = None  # Without a block: until one comes, or the end.
                 if self._blocks:
                     wait_s = self._begins_at - time.monotonic()
                     if wait_s <= 0 or self.has_ended:
                         block = self._blocks.popleft()
-                        self._waiting -= len(block)
+                        self._waiting_samples -= len(block)
                         return block
                 elif self.has_ended:
                     return None

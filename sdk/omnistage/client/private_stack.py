@@ -195,10 +195,8 @@ class PrivateStack:
     def _start(self) -> str:
         """Start the launcher and return HOST:PORT of the router when it serves. Raises the errors of `start`."""
         if any(importlib.util.find_spec(name) is None for name in LAUNCHER_NEEDS):
-            raise StackError(
-                f"only the client is installed here; a stack of one's own needs more: {install(*ALL_EXTRAS)}",
-                hint="Or give the address of a router that runs: {address=HOST:PORT}.",
-            )
+            hint = "Or give the address of a router that runs: {address=HOST:PORT}."
+            raise StackError(f"only the client is installed here; a stack of one's own needs more: {install(*ALL_EXTRAS)}", hint=hint)
         # No fork here: a child would hold the pipes open, and neither this process nor the launcher would notice the end of the other.
         with threads.no_fork:
             launcher = self._launcher = Launcher(self._plan.command)
@@ -267,9 +265,8 @@ class PrivateStack:
             if future.done():
                 return
             if left_s <= 0:
-                raise StackError(
-                    f"the pipeline did not serve within {self._plan.start_timeout_s:g} s", hint="Give more time with {start_timeout}."
-                )
+                fault = f"the pipeline did not serve within {self._plan.start_timeout_s:g} s"
+                raise StackError(fault, hint="Give more time with {start_timeout}.")
             if self._is_reading:
                 self._changed.wait(left_s)
                 return

@@ -73,9 +73,8 @@ class Received:
     def start(self, started: omni_pb2.Started) -> None:
         """Take the first message of a connection. Raises ProtocolError if it belongs to another answer than before."""
         if self.started is not None and (started.seed, started.model) != (self.started.seed, self.started.model):
-            raise ProtocolError(
-                f"seed {self.started.seed} of {self.started.model} was to go on, seed {started.seed} of {started.model} answered"
-            )
+            expected, answered = (f"seed {one.seed} of {one.model}" for one in (self.started, started))
+            raise ProtocolError(f"{expected} was to go on, {answered} answered")
         self.started = started
 
     def take(self, chunk: chunk_pb2.Chunk) -> None:

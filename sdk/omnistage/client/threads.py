@@ -144,8 +144,9 @@ def is_of_another_loop(context: Mapping[str, object]) -> bool:
     """Whether a report to the exception handler of an event loop is about another loop of this process, with which gRPC's poller is shared:
     that loop has read a byte of the poller or closed its socket, or was closed before the end of one of its calls came."""
     error = context.get("exception")
-    by_poller = "PollerCompletionQueue._handle_events" in str(context.get("message"))
-    return by_poller and (isinstance(error, OSError) or (isinstance(error, RuntimeError) and "loop is closed" in str(error)))
+    is_of_poller = "PollerCompletionQueue._handle_events" in str(context.get("message"))
+    is_closed_loop = isinstance(error, RuntimeError) and "loop is closed" in str(error)
+    return is_of_poller and (is_closed_loop or isinstance(error, OSError))
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

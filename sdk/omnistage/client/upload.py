@@ -56,7 +56,7 @@ class Conversing:
         self.call = call
         self._request = request
         self._files = [_File(port, upload) for port, upload in uploads.items()]
-        self._grown = asyncio.Event()  # set when a file may send more, or the answer is whole
+        self._may_go_on = asyncio.Event()  # for the task that sends: a file may send more, or the answer is whole
         self._over = False
         self._sending: asyncio.Task[None] | None = None
 
@@ -101,12 +101,12 @@ class Conversing:
         for file in self._files:
             if file.port == credit.port:
                 file.room = max(file.room, credit.total)
-        self._grown.set()
+        self._may_go_on.set()
 
     async def _leave(self, sending: asyncio.Task[None]) -> None:
         """Stop sending and close our side of the call, because the answer is whole and the rest of the files is not needed."""
         self._over = True
-        self._grown.set()
+        self._may_go_on.set()
         await asyncio.wait({sending})
         with suppress(grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
             await self.call.done_writing()
@@ -122,8 +122,8 @@ class Conversing:
                         return
                     await self._write(omni_pb2.ConverseRequest(chunk=chunk))
                 if not ready:
-                    self._grown.clear()
-                    await self._grown.wait()
+                    self._may_go_on.clear()
+                    await self._may_go_on.wait()
         finally:
             for file in self._files:
                 file.close()
