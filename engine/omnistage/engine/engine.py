@@ -162,6 +162,7 @@ class Engine:
         """Check the ids of a request: an id that can be drawn, or that changes the draw, must have a logit. Raises what `check` raises."""
         spec, items = self.spec, request.prompt.items
         if not (items.min() >= 0 and (items.max(0) < spec.ids).all()):
+            # Each size once, although several codebooks may have it.
             sizes = " or ".join(map(str, dict.fromkeys(spec.ids)))
             raise ValueError(f"an id of the prompt is not below {sizes}, which is the size of the vocabulary")
         ids_seen = request.seen

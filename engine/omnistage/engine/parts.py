@@ -378,6 +378,7 @@ class Experts:
         count, sizes = sum(counts), [count for _, count in in_use]
         # The place after all others is for the experts of other ranks: its row is not computed, and its result is zeros.
         gathered = x.new_zeros(count + 1, x.shape[1])
+        # Each row is copied once for each of its experts.
         gathered.index_copy_(0, places.flatten(), x.repeat_interleave(numbers.shape[1], 0))
         parts = torch.split(gathered[:count], sizes)
         between = apply_gate(torch.cat([expert.gate_up(part) for (expert, _), part in zip(in_use, parts, strict=True)]))

@@ -83,6 +83,7 @@ def times(keys: torch.Tensor, blocks: torch.Tensor, places: torch.Tensor) -> tor
     first, place = first_times(keys, blocks)
     tokens = blocks[:, :, None] * BLOCK + places
     later = _times(_mix(keys[:, None, None] + tokens * _to_int64(_TOKEN_STRIDE)))
+    # The block's earliest time belongs to one token. The others come later than that, each by a time of its own.
     return later.masked_fill_(places == place[:, :, None], 0.0).add_(first[:, :, None])
 
 
@@ -196,10 +197,8 @@ def floors_of_min_p(scores: Scores, filters: Filters) -> torch.Tensor:
 
 def floors_of_all(scores: Scores, settings: Sequence[Sampling]) -> torch.Tensor:
     """The least score that passes top-k, top-p and min-p in each row, float64 [rows, 1], found by sorting all scores of the row."""
-    floors = []
-    for place, sampling in enumerate(settings):  # Row by row: its data stays in the processor's cache, and its sums depend on no other row.
-        filters = Filters([sampling], scores.peaks.device)
-        floors.append(_floors(scores.descending(place), filters)[0])
+    # Row by row: its data stays in the processor's cache, and its sums depend on no other row.
+    floors = [_floors(scores.descending(place), Filters([sampling], scores.peaks.device))[0] for place, sampling in enumerate(settings)]
     return torch.maximum(torch.cat(floors), floors_of_min_p(scores, Filters(settings, scores.peaks.device)))
 
 

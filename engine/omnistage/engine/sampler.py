@@ -180,19 +180,8 @@ def _edit_scores(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[C
     device, width, vocab = scores.device, scores.shape[1], logits.shape[1]
     scores[:, :vocab] = logits
     scores[:, vocab:] = float("-inf")
+    _penalise(scores, rows)
     flat = scores.view(-1)
-    tallied = [(row.tally, row.sampling, place) for place, row in enumerate(rows) if row.tally is not None]
-    if tallied:
-        lengths = torch.tensor([len(tally.ids) for tally, _, _ in tallied])
-        counts = to_device(torch.cat([tally.counts for tally, _, _ in tallied]), device)
-        starts = torch.tensor([place * width for _, _, place in tallied])
-        score_places = to_device(torch.cat([tally.ids for tally, _, _ in tallied]).add_(starts.repeat_interleave(lengths)), device)
-        penalties = torch.tensor([(s.repetition_penalty, s.frequency_penalty, s.presence_penalty) for _, s, _ in tallied])
-        repetition, frequency, presence = to_device(penalties.repeat_interleave(lengths, 0), device).unbind(1)
-        # The repetition penalty comes first, then frequency and presence.
-        values = flat[score_places]
-        values = torch.where(values < 0, values * repetition, values / repetition)
-        flat[score_places] = values - (counts * frequency + presence * (counts > 0))
     biased = [(row, place) for place, row in enumerate(rows) if len(row.bias_ids)]
     if biased:
         score_places = to_device(torch.cat([row.bias_ids + place * width for row, place in biased]), device)
@@ -211,6 +200,24 @@ def _edit_scores(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[C
     return Scores(blocks)
 
 
+def _penalise(scores: torch.Tensor, rows: Sequence[Draws]) -> None:
+    """Change the scores by the repetition penalties of the rows, then by their frequency and presence penalties. scores: float32 [rows,
+    vocab rounded up to whole blocks]."""
+    tallied = [(row.tally, row.sampling, place) for place, row in enumerate(rows) if row.tally is not None]
+    if not tallied:
+        return
+    device, width, flat = scores.device, scores.shape[1], scores.view(-1)
+    lengths = torch.tensor([len(tally.ids) for tally, _, _ in tallied])
+    counts = to_device(torch.cat([tally.counts for tally, _, _ in tallied]), device)
+    starts = torch.tensor([place * width for _, _, place in tallied])
+    score_places = to_device(torch.cat([tally.ids for tally, _, _ in tallied]).add_(starts.repeat_interleave(lengths)), device)
+    penalties = torch.tensor([(s.repetition_penalty, s.frequency_penalty, s.presence_penalty) for _, s, _ in tallied])
+    repetition, frequency, presence = to_device(penalties.repeat_interleave(lengths, 0), device).unbind(1)
+    values = flat[score_places]
+    values = torch.where(values < 0, values * repetition, values / repetition)
+    flat[score_places] = values - (counts * frequency + presence * (counts > 0))
+
+
 @lru_cache(maxsize=64)
 def _tensor_of(ids: frozenset[int]) -> torch.Tensor:
     """The ids in ascending order, int64 [n]. Cached: a model of speech bans the same hundreds of ids in every step."""
@@ -227,9 +234,8 @@ def _addends(device: torch.device) -> torch.Tensor:
 
 def _tell_logprobs(logits: torch.Tensor, rows: Sequence[Draws], items: list[DrawnToken | None]) -> None:
     """Replace, in `items`, the tokens of the rows that want logprobs by tokens with their logprob and the likeliest tokens."""
-    selected = [
-        (place, row, token) for place, (row, token) in enumerate(zip(rows, items, strict=True)) if row.logprobs and token is not None
-    ]
+    numbered_rows = zip(range(len(rows)), rows, items, strict=True)
+    selected = [(place, row, token) for place, row, token in numbered_rows if row.logprobs and token is not None]
     if not selected:
         return
     raw = logits[to_device(torch.tensor([place for place, _, _ in selected]), logits.device)].double()

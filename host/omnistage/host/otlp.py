@@ -64,6 +64,7 @@ class OtlpTracer(Tracer):
         self._tracer = self._provider.get_tracer("omnistage")
 
     def begin(self, name: str, parent: Metadata, attributes: Attributes = NO_ATTRIBUTES) -> Span:
+        # Metadata may have a key several times; the propagator takes a list for each key.
         context = _W3C.extract({key: [value for name, value in parent if name == key] for key, _ in parent})
         return _Recorded(self, self._tracer.start_span(name, context, SpanKind.SERVER, attributes))
 

@@ -107,6 +107,7 @@ def _used_blocks(library: ctypes.CDLL, begin: int, end: int) -> Iterator[int]:
     mapping."""
     pages = _BLOCK // mmap.PAGESIZE
     present = (ctypes.c_ubyte * pages)()
+    # From the first boundary of a block within the mapping to the last whole block.
     for block in range(-(-begin // _BLOCK) * _BLOCK, end - _BLOCK + 1, _BLOCK):
         if library.mincore(ctypes.c_void_p(block), ctypes.c_size_t(_BLOCK), present) == 0 and 2 * sum(present) >= pages:
             yield block

@@ -209,7 +209,8 @@ def _look(before: Mapping[int, KernelThread], after: Mapping[int, KernelThread],
 def _use(before: KernelThread, after: KernelThread, elapsed_s: float) -> _Use:
     """Compare two readings of one thread, `elapsed_s` apart."""
     cpu_s, delay_s = after.cpu_s - before.cpu_s, after.delay_s - before.delay_s
-    # The kernel counts a wait for a CPU only at its end. A thread that could run and did not is waiting now.
+    # The kernel counts a wait for a CPU only at its end. A thread that could run and did not is waiting now. Where delays are not counted,
+    # a thread that could run may have waited even if it ran too.
     waits = after.state == "R" and not delay_s and (not cpu_s or not DELAYS_ARE_TOLD)
     return _Use(after.state, cpu_s, elapsed_s if waits else delay_s)
 

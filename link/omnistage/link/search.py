@@ -112,8 +112,9 @@ class Search:
             try:
                 return await self._round(revisions, ask, begin_s + self._route.patience_s + SEARCH_S)
             except StageError as error:
-                if not (error.meaning.passes and self.can_mend(error)):
+                if not error.meaning.passes or not self.can_mend(error):
                     raise
+                # A replica that was named since the last round is asked even if the time is over.
                 if time.monotonic() + pause > patient_until_s and not self._is_another(revisions):
                     raise
             await asyncio.sleep(pause)
@@ -147,6 +148,7 @@ class Search:
         errors = [StageError("STAGE_LOST", f"no replica of {self._stage} is known", metadata={"stage": self._stage})]
         self._known.update(addresses)
         remaining = sorted(addresses, key=self._order)
+        # The first replica is asked at any time.
         while remaining and (len(remaining) == len(addresses) or time.monotonic() < until):
             address = remaining.pop(0)
             self._channels.hedges.count_open()

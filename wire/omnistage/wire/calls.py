@@ -71,7 +71,7 @@ class within:
         except TimeoutError:
             pass
         finally:
-            del limit, error, trace
+            del limit, error, trace  # The error that is raised below refers to this frame, and so to its variables.
         raise self._make_error() from None
 
 
