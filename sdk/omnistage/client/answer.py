@@ -134,6 +134,7 @@ class Answer(dict[str, str]):
         word that ends after the token's first character. So a token that is not spoken begins with the next spoken word; a token after the
         last word begins where that word ends. Tokens whose text came in one piece begin together."""
         ends = [word.first_character + len(word.text) for word in self.words]
+        # The last entry is for tokens after the last word: `bisect_right` gives one more than the index of that word.
         begins = [*(word.begin_s for word in self.words), *(word.end_s for word in self.words[-1:])]
         return [begins[bisect_right(ends, first)] for first in self._token_characters] if begins else []
 

@@ -68,8 +68,8 @@ def turn_of(turn: object, field: str) -> tuple[str, list[Part]]:
         raise BadRequestError.of(field, f"is {show_value(turn)}; it {rule}")
     role = _role(turn["role"], f"{field}.role") if "role" in turn else ""
     for key, fault in EMPTY_KEYS.items():
-        part_value = turn.get(key)
-        if part_value is not None and not (isinstance(part_value, Sized) and len(part_value) == 0):
+        value = turn.get(key)
+        if value is not None and not (isinstance(value, Sized) and len(value) == 0):
             raise BadRequestError.of(f"{field}.{key}", fault)
     _check_keys({key: value for key, value in turn.items() if key not in EMPTY_KEYS}, TURN_KEYS, field)
     for key in ("role", "content"):

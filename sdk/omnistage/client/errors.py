@@ -57,11 +57,11 @@ class _Hint:
 
     def __set__(self, error: OmniError, advice: str) -> None:
         """Set the hint, and replace the note. advice: the hint, still with `{NAME}` in place of names."""
-        before = f"hint: {error.hint}"
+        old_note = f"hint: {error.hint}"
         error.advice = advice
-        notes = [note for note in getattr(error, "__notes__", ()) if note != before]
+        other_notes = [note for note in getattr(error, "__notes__", ()) if note != old_note]
         # Assigned as a new list, because a copy of the exception shares the old list.
-        error.__notes__ = [*notes, f"hint: {error.hint}"] if advice else notes
+        error.__notes__ = [*other_notes, f"hint: {error.hint}"] if advice else other_notes
 
 
 class OmniError(Exception):

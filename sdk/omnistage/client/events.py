@@ -426,7 +426,8 @@ def buffer_levels(arrivals: Iterable[AudioArrival], start_buffer_s: float = STAR
     times_s = np.unique([*arrived_s, *corners_s.ravel()])
     played_s = np.interp(times_s, corners_s.ravel(), np.stack([received_s[:-1], received_s[1:]], axis=1).ravel())
     levels: list[BufferLevel] = []
-    counts_before, counts_after = (np.searchsorted(arrived_s, times_s, side) for side in ("left", "right"))
+    counts_before = np.searchsorted(arrived_s, times_s, "left")
+    counts_after = np.searchsorted(arrived_s, times_s, "right")
     for at_s, sound_s, count_before, count_after in zip(times_s, played_s, counts_before, counts_after, strict=True):
         # At an arrival the line has two corners: without and with the chunks that come at this moment.
         for count in sorted({count_before, count_after}):

@@ -200,10 +200,10 @@ class _Wav:
         return wav_head(self._dtype, self._channels, self._rate_hz, self._samples)
 
     def encode(self, samples: Samples) -> bytes:
-        before = b"" if self._begun else wav_head(self._dtype, self._channels, self._rate_hz, None)
+        head = b"" if self._begun else wav_head(self._dtype, self._channels, self._rate_hz, None)
         self._begun = True
         self._samples += len(samples)
-        return before + (to_pcm16(samples) if self._dtype.kind == "i" else samples.astype(self._dtype).tobytes())
+        return head + (to_pcm16(samples) if self._dtype.kind == "i" else samples.astype(self._dtype).tobytes())
 
     def finish(self) -> bytes:
         return b"" if self._begun else self.encode(np.empty(0, np.float32))

@@ -144,6 +144,7 @@ def to_medium(source: object, kind: str, field: str) -> Medium:
     beginning of a medium that is streamed."""
     if isinstance(source, Medium):
         return source
+    # For another kind than video `_read` refuses a Video and a Film.
     file, use_audio = _file_of(source) if kind == "video" else (source, False)
     content: Path | bytes
     if isinstance(file, bytes | bytearray | memoryview) and memoryview(file).nbytes > LEAST_BYTES:
@@ -376,12 +377,13 @@ def _picture_file(image: Any, field: str) -> bytes:
         exif = image.getexif() if hasattr(image, "getexif") else {}
         if image.mode in WRITTEN_AS:
             image = image.convert(WRITTEN_AS[image.mode])
-        # Otherwise a TIFF is compressed as the file was that the image comes from, perhaps with loss.
-        options: dict[str, Any] = {"compression": "raw"} if image.mode in ONLY_IN_TIFF else {"compress_level": 1}
+        is_tiff = image.mode in ONLY_IN_TIFF
+        # Without `raw` a TIFF is compressed like the file that the image comes from, perhaps with loss.
+        options: dict[str, Any] = {"compression": "raw"} if is_tiff else {"compress_level": 1}
         if ORIENTATION in exif:
             options["exif"] = type(exif)()
             options["exif"][ORIENTATION] = exif[ORIENTATION]
-        image.save(file, "TIFF" if image.mode in ONLY_IN_TIFF else "PNG", **options)
+        image.save(file, "TIFF" if is_tiff else "PNG", **options)
     except (OSError, ValueError, TypeError) as error:
         raise BadRequestError.of(field, f"cannot be written as a file: {error}; image.convert('RGB') can") from error
     return file.getvalue()

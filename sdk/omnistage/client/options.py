@@ -435,7 +435,7 @@ def _fits(kind: Any, about: About, value: object) -> bool:
         return isinstance(value, Sequence) and not isinstance(value, str | bytes) and all(_fits(inner, about, one) for one in value)
     if kind is bool:
         return isinstance(value, bool)
-    if kind is str:  # A range bounds numbers alone: an option may be a number or a text.
+    if kind is str:  # A range bounds only numbers.
         return isinstance(value, str) and (about.allowed is None or isinstance(about.allowed, Range) or value in about.allowed)
     if isinstance(value, bool) or not isinstance(value, Integral if kind is int else Real):
         return False

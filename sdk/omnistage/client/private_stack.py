@@ -313,6 +313,7 @@ class PrivateStack:
         self._is_given_up = True
         if self._launcher is not None:
             self._launcher.stop()
+        # The lock is held by a start that still runs, which ends soon.
         if self._starting.acquire(timeout=STOP_TIMEOUT_S + KILL_TIMEOUT_S):
             self._starting.release()
             if self._launcher is not None:  # Looked at again, because a start that ran meanwhile may have made it.
@@ -327,10 +328,8 @@ def _read_report(launcher: Launcher, timeout_s: float) -> dict[str, str]:
     while not data.endswith(b"\n"):
         piece = launcher.heard(max(deadline - time.monotonic(), 0))
         if piece is None:
-            return {
-                "error": f"the stack was not ready within {timeout_s:g} s",
-                "hint": "Give more time with {start_timeout}; the first start downloads the default model.",
-            }
+            hint = "Give more time with {start_timeout}; the first start downloads the default model."
+            return {"error": f"the stack was not ready within {timeout_s:g} s", "hint": hint}
         if not piece:
             return {}
         data += piece
@@ -401,7 +400,7 @@ class Launcher:
                 return False
             finally:
                 self._lifeline.append(fd)
-                if self._is_cut:
+                if self._is_cut:  # Perhaps meanwhile, when `cut` did not find the descriptor in the list.
                     self.cut()
         return True
 
@@ -418,7 +417,7 @@ class Launcher:
             return os.read(fd, 65536) if poller.poll(1000 * timeout_s) else None
         finally:
             self._answers.append(fd)
-            if self._is_cut:
+            if self._is_cut:  # As in `say`.
                 self.cut()
 
     def stop(self) -> None:

@@ -74,7 +74,7 @@ class Conversing:
                 sending.result()  # Raises the error of a file; otherwise everything is sent.
             message = await reading
             if not isinstance(message, omni_pb2.ConverseResponse):
-                return
+                return  # gRPC's mark for the end of the call.
             match message.WhichOneof("event"):
                 case "credit":
                     self._grant(message.credit)
