@@ -82,7 +82,7 @@ def chunk_rows(schedule: tuple[int, ...], first: int, remaining: int) -> int:
         if first < reached:
             size = candidate
             break
-    return remaining if 2 * remaining < 3 * size else size
+    return remaining if 2 * remaining < 3 * size else size  # A tail of `remaining - size` rows would be shorter than half a chunk.
 
 
 class _Phrase:
@@ -93,12 +93,12 @@ class _Phrase:
     def __init__(self, net: SpectrumNet, seed: int, first_row: int, rows: int, first_needed_row: int) -> None:
         self.first_row = first_row
         self.rows = rows
-        self._wanted = first_needed_row
+        self._first_needed_row = first_needed_row
         self.received = 0  # Rows that have come.
-        self.given = 0  # Rows whose samples were returned.
+        self.returned = 0  # Rows whose samples were returned.
         self._waiting: deque[Samples] = deque()
         self._pushed = 0  # Rows that the net has got. Their samples are made, but for the last LOOKAHEAD_ROWS.
-        self._whole = False  # Whether the net has got the end of the phrase.
+        self._has_end = False  # Whether the net has got the end of the phrase.
         self._seed = seed
         self._next_frame = first_row * FRAMES_PER_ROW  # Index, in the session, of the frame of the next spectrum.
         self._device = net.head.weight.device
@@ -111,7 +111,7 @@ class _Phrase:
     @property
     def skipped(self) -> bool:
         """Whether none of its samples are wanted."""
-        return self._wanted >= self.rows
+        return self._first_needed_row >= self.rows
 
     def receive(self, rows: Samples) -> None:
         if not self.skipped:
@@ -120,22 +120,22 @@ class _Phrase:
 
     def needs(self, rows: int) -> int:
         """How many rows of the phrase must have come before the next `rows` can be turned into samples."""
-        return min(self.given + rows + LOOKAHEAD_ROWS, self.rows)
+        return min(self.returned + rows + LOOKAHEAD_ROWS, self.rows)
 
     def take(self, rows: int) -> Samples:
         """Return the samples of the next `rows` rows, SAMPLES_PER_ROW each, faded at both ends of the phrase. See `needs`."""
-        row_count = self.needs(rows)
-        last = row_count == self.rows
+        needed_rows = self.needs(rows)
+        last = needed_rows == self.rows
         # If a phrase is broken off, its last row may have been pushed before: then an empty push ends the phrase.
-        if row_count > self._pushed or (last and not self._whole):
-            self._push(self._next_rows(row_count - self._pushed), last)
-            self._whole = last
-        count = rows * SAMPLES_PER_ROW
-        out, self._samples = self._samples[:count].clamp(-1, 1), self._samples[count:]
-        if self.given == 0:
+        if needed_rows > self._pushed or (last and not self._has_end):
+            self._push(self._next_rows(needed_rows - self._pushed), last)
+            self._has_end = last
+        sample_count = rows * SAMPLES_PER_ROW
+        out, self._samples = self._samples[:sample_count].clamp(-1, 1), self._samples[sample_count:]
+        if self.returned == 0:
             out[: len(_FADE)] *= _FADE
-        self.given += rows
-        if self.given == self.rows:
+        self.returned += rows
+        if self.returned == self.rows:
             out[-len(_FADE) :] *= _FADE.flip(0)
         return out.numpy()
 
@@ -150,7 +150,7 @@ class _Phrase:
         """Compute with the next rows and append the samples that are complete. last: the phrase ends with these rows."""
         f0 = rows[:, F0].reshape(-1)
         pulses = torch.cat([self._pulses, self._train.push(f0, last)])
-        if not last and self._wanted >= self._pushed + CONTEXT_ROWS:
+        if not last and self._first_needed_row >= self._pushed + CONTEXT_ROWS:
             # The wanted samples depend on these rows only by the phase of the pulses, so the net skips them.
             count = self._spectra.skip(len(f0))
             spectra = torch.zeros(count, waveform.BINS, dtype=torch.complex64)
@@ -183,7 +183,7 @@ class WaveSession:
     _phrases: deque[_Phrase] = field(default_factory=deque)
     _begun: bool = False  # Whether a row of the first whole phrase has come.
     _received: int = 0  # Index, in the session, of the next row to come.
-    _given: int = 0  # Index, in the session, of the first row whose samples were not returned.
+    _returned: int = 0  # Index, in the session, of the first row whose samples were not returned.
     _silent: bool = True
 
     @property
@@ -210,16 +210,16 @@ class WaveSession:
             self._received += len(part)
             if phrase.skipped and phrase.received == phrase.rows:
                 self._phrases.popleft()
-                self._given += phrase.rows
+                self._returned += phrase.rows
 
     def _begin(self, first: int, rows: Samples) -> Samples:
         """Return the session's first rows without rows before the first whole phrase: a resumed session may get the end of a phrase that
         it does not need. first: index of the first row. Raises BadRequest if a row that the first sample needs is missing."""
-        begins = np.flatnonzero(rows[:, INDEX] == 0)
-        dropped = 0 if first == 0 else int(begins[0]) if len(begins) else len(rows)
-        self._begun = first == 0 or len(begins) > 0
-        self._received = self._given = first + dropped
-        if self._given * SAMPLES_PER_ROW > self.first_sample:
+        phrase_begins = [0] if first == 0 else np.flatnonzero(rows[:, INDEX] == 0).tolist()
+        dropped = phrase_begins[0] if phrase_begins else len(rows)
+        self._begun = bool(phrase_begins)
+        self._received = self._returned = first + dropped
+        if self._returned * SAMPLES_PER_ROW > self.first_sample:
             rows_text = f"rows from the beginning of the phrase of sample {self.first_sample}"
             raise BadRequest("features", f"{rows_text} are needed, the first phrase after row {first} begins too late")
         return rows[dropped:]
@@ -241,19 +241,19 @@ class WaveSession:
     def step(self) -> Sound:
         """The next chunk, float32 [samples, 1], without the samples before `first_sample`; it may be empty."""
         phrase, rows = self._phrases[0], self._next_chunk()
-        skipped = max(self.first_sample - self._given * SAMPLES_PER_ROW, 0)
+        skipped = max(self.first_sample - self._returned * SAMPLES_PER_ROW, 0)
         samples = phrase.take(rows)[skipped:, None]
-        self._given += rows
-        needs = phrase.first_row
-        if phrase.given == phrase.rows:
+        self._returned += rows
+        needed_row = phrase.first_row  # A session that goes on after this chunk begins with it.
+        if phrase.returned == phrase.rows:
             self._phrases.popleft()
-            needs = self._given
+            needed_row = self._returned
         self._silent = self._silent and not len(samples)
-        return Sound(samples, needs)
+        return Sound(samples, needed_row)
 
     def _next_chunk(self) -> int:
         phrase = self._phrases[0]
-        return chunk_rows(self.schedule, self._given, phrase.rows - phrase.given)
+        return chunk_rows(self.schedule, self._returned, phrase.rows - phrase.returned)
 
     def _begin_phrase(self, count: float) -> None:
         """Begin a phrase of `count` rows with the next row. Raises BadRequest for an impossible number."""

@@ -99,8 +99,8 @@ class PhraseCutter:
             yield from self._take(*placed)
         if self._end is not None:
             yield from self._cut(self._end, self._pause)
-        last = self._text.rstrip().rstrip(_CLOSERS)[-1:]
-        yield from self._cut(len(self._text), Pause.CLAUSE if last in _CLAUSE_ENDS and last else Pause.SENTENCE)
+        last_mark = self._text.rstrip().rstrip(_CLOSERS)[-1:]  # Empty if the text has nothing else: "" is in every text.
+        yield from self._cut(len(self._text), Pause.CLAUSE if last_mark and last_mark in _CLAUSE_ENDS else Pause.SENTENCE)
 
     def _take(self, character: str, place: int) -> Iterator[Phrase]:
         """Append a character of plain text; yield the phrase that it shows to be complete, if any."""
@@ -142,11 +142,13 @@ class PhraseCutter:
         """Whether the phrase goes on with this character, although a mark before it may have ended a sentence or a clause."""
         before = self._text[:end].rstrip()
         if self._pause is Pause.CLAUSE:
-            # Numerals; or the beginnings of months, days, noon, midnight and prices.
-            after_day = before.endswith(",") and before[:-1].rsplit(None, 1)[-1] in SHORT_DAYS
-            return character.isdecimal() or character in (
-                "JFMASOND" if after_day else "IVXL" if before.endswith(",") else "JFMASONDTWnm$£€"
-            )
+            if not before.endswith(","):
+                beginnings = "JFMASONDTWnm$£€"  # Of months, days, noon, midnight and prices.
+            elif before[:-1].rsplit(None, 1)[-1] in SHORT_DAYS:
+                beginnings = "JFMASOND"  # Of months.
+            else:
+                beginnings = "IVXL"  # Of numerals.
+            return character.isdecimal() or character in beginnings
         stem = before.rsplit(None, 1)[-1].removesuffix(".").lstrip(_OPENERS)
         # A numeral follows in `Fig. IV`, but not in `no. I think` or `a fig. It grew`: such abbreviations are words too.
         numeral = character in "IVX" and stem != "No" and (stem not in WORDS_TOO or stem[0].isupper())
@@ -170,7 +172,7 @@ class PhraseCutter:
     def _cut(self, end: int, pause: Pause) -> Iterator[Phrase]:
         """Yield the text up to `end` as a phrase, unless it has nothing to say; keep the rest for the next one."""
         phrase, rest = self._text[:end].strip(), self._text[end:].lstrip()
-        begin = end - len(self._text[:end].lstrip())
+        begin = end - len(self._text[:end].lstrip())  # Where the phrase begins in `_text`, after leading spaces.
         places = tuple(self._places[begin : begin + len(phrase)])
         self._text, self._places = rest, self._places[len(self._text) - len(rest) :]
         self._end = None
@@ -248,21 +250,21 @@ class Phonemizer:
 
     def read(self, text: str) -> Reading:
         """Read one phrase."""
-        read = read_phrase(text)
-        normal = read.text
-        letters = [""]
+        spoken_text = read_phrase(text)
+        normal = spoken_text.text
+        word_phonemes = [""]
         for token in self._g2p.phonemize_tokens(self._g2p.tokenize(normal)) if normal else ():
-            letters[-1] += self._g2p.unk if token.phonemes is None else token.phonemes
+            word_phonemes[-1] += self._g2p.unk if token.phonemes is None else token.phonemes
             if token.whitespace:
-                letters[-1] += " "
-                letters.append("")
-        phonemes = "".join(letters).lstrip()
-        unread = sum(map(len, letters)) - len(phonemes)
-        starts = tuple(max(place - unread, 0) for place in accumulate(map(len, letters), initial=0))
+                word_phonemes[-1] += " "
+                word_phonemes.append("")
+        phonemes = "".join(word_phonemes).lstrip()
+        leading_spaces = sum(map(len, word_phonemes)) - len(phonemes)
+        starts = tuple(max(place - leading_spaces, 0) for place in accumulate(map(len, word_phonemes), initial=0))
         phonemes = phonemes.rstrip()
         if not any(letter.isalpha() for letter in phonemes):
             phonemes = ""
-        return Reading(normal, phonemes, starts, read.borders, read.unspoken)
+        return Reading(normal, phonemes, starts, spoken_text.borders, spoken_text.unspoken)
 
     def ids(self, phonemes: str) -> Iterator[tuple[list[int], list[int]]]:
         """Yield parts of at most MAX_PHONEMES letters: their ids, with a pad first and last, and the index of the letter of each id."""
@@ -278,8 +280,9 @@ class Phonemizer:
             letters = range(reading.starts[first], min(reading.starts[last], len(reading.phonemes)))
             sounds = [place for place in letters if reading.phonemes[place].isalpha() and reading.phonemes[place] in self._symbols]
             if sounds:
-                read = [word for word in range(begin, end) if any(map(str.isalnum, words[word]))] or range(begin, end)
-                yield SpokenRun(read[0], read[-1] + 1, sounds[0], sounds[-1] + 1)
+                # Marks alone, such as a dash, do not belong to the run, unless it has nothing else.
+                indices = [word for word in range(begin, end) if any(map(str.isalnum, words[word]))] or range(begin, end)
+                yield SpokenRun(indices[0], indices[-1] + 1, sounds[0], sounds[-1] + 1)
 
 
 def _parts(phonemes: str) -> Iterator[tuple[int, str]]:

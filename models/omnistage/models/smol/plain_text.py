@@ -38,24 +38,24 @@ class PlainText:
     def __init__(self) -> None:
         self._notations = Notations(escaped)
         self._out: list[Placed] = []
-        self._at = -1  # Place of the last character read.
-        self._read_at = 0  # Place of the last character that was given.
-        self._reached = 0  # Place of the last character put out.
+        self._place = -1  # Place of the last character read.
+        self._newest_place = 0  # Place of the last character given to `_read`; `_place` goes back where held characters are read again.
+        self._put_place = 0  # Place of the last character put out.
         self._is_gap = False  # Whether marks were left out behind the last character put out.
-        self._put_at = 0  # Place of the last character put out that is no space.
-        self._filled = False  # Whether the table cell has text.
+        self._text_place = 0  # Place of the last character put out that is no space.
+        self._cell_has_text = False
         self._state: Callable[[str], None] = self._line_start  # Reads the next character.
         self._mark = ""  # The beginning of a line whose kind is not clear yet.
-        self._mark_at = 0  # Place of its first character.
+        self._mark_place = 0  # Place of its first character.
         self._break = ""  # Put out before the next line: "\n" a line break, "" a line break or a space as the line decides, " " nothing.
         self._fence = ""  # The marks that opened a code block.
-        self._row = False  # Whether the line is a table row.
-        self._heading = False
+        self._is_row = False  # A row of a table.
+        self._is_heading = False
         self._last = ""  # The last character put out.
         self._run = ""  # Equal marks (* _ ~ `) in a row, not ended yet.
-        self._run_at = -1  # Place of the last of them.
+        self._run_place = -1  # Place of the last of them.
         self._held = ""  # Characters that are held back until it is clear whether they are a link or tag.
-        self._held_at = 0  # Place of the first of them.
+        self._held_place = 0  # Place of the first of them.
 
     def feed(self, text: str) -> list[Placed]:
         """Read more of the text; returns the characters that are certain now."""
@@ -67,7 +67,7 @@ class PlainText:
         self._read(self._notations.flush())
         if self._state == self._fenced:
             return []
-        self._at += 1
+        self._place += 1
         self._state("\n")
         out = self._take_certain()
         return out[:-1] if out and out[-1][0] == "\n" else out
@@ -75,22 +75,22 @@ class PlainText:
     def _read(self, placed: list[Placed]) -> None:
         """Read characters, each with its place in the text."""
         for character, place in placed:
-            self._at = self._read_at = place
+            self._place = self._newest_place = place
             self._state(character)
 
     def _take_certain(self) -> list[Placed]:
         """Return the characters that are certain: in a table row a last space stays, because a comma may come before it."""
-        tail_count = 1 if self._row and self._out and self._out[-1][0] == " " else 0
+        tail_count = 1 if self._is_row and self._out and self._out[-1][0] == " " else 0
         out, self._out = self._out[: len(self._out) - tail_count], self._out[len(self._out) - tail_count :]
         return out
 
     def _replay(self, text: str, at: int) -> None:
         """Read characters that were held back. at: the place of the first of them."""
-        place_before = self._at
+        place_before = self._place
         for place, character in enumerate(text, at):
-            self._at = min(place, place_before)  # The words of a formula may be longer than the formula.
+            self._place = min(place, place_before)  # The words of a formula may be longer than the formula.
             self._state(character)
-        self._at = place_before
+        self._place = place_before
 
     # Beginnings of lines ------------------------------------------------------------------------------------------------------------
 
@@ -102,10 +102,10 @@ class PlainText:
             pass
         elif character == "|" and not self._mark:
             self._new_line(structure=True)
-            self._row, self._filled = True, False
+            self._is_row, self._cell_has_text = True, False
             self._state = self._table_mark
         else:
-            self._mark_at = self._mark_at if self._mark else self._at
+            self._mark_place = self._mark_place if self._mark else self._place
             self._mark += character
             self._decide()
 
@@ -116,7 +116,7 @@ class PlainText:
             self._text_line(mark)
             self._state("\n")
             return
-        self._heading = False
+        self._is_heading = False
         if self._last:
             self._break = "\n"
 
@@ -129,7 +129,7 @@ class PlainText:
             self._state = self._fence_info
         elif _BULLET.fullmatch(mark) or _HEADING.fullmatch(mark):
             self._new_line(structure=True)
-            self._heading = mark[0] == "#"
+            self._is_heading = mark[0] == "#"
             self._mark = ""
             # The rest of "- [ ] task" or "- # heading" is read like the beginning of a line; the break before it was put out.
         elif _QUOTE.fullmatch(mark):
@@ -147,9 +147,9 @@ class PlainText:
     def _text_line(self, mark: str) -> None:
         """Begin a line of text with the characters `mark`, which were collected."""
         self._mark = ""
-        self._new_line(structure=not mark[0].islower(), before=self._at - self._mark_at)
+        self._new_line(structure=not mark[0].islower(), before=self._place - self._mark_place)
         self._state = self._body
-        self._replay(mark, self._mark_at)
+        self._replay(mark, self._mark_place)
 
     def _new_line(self, structure: bool, before: int = 0) -> None:
         """Put out the break before a line. structure: it begins a new line; else it may go on with a wrapped one. before: see `_put`."""
@@ -171,7 +171,7 @@ class PlainText:
     def _fenced(self, character: str) -> None:
         """Skip a code block, up to a line that holds only the fence."""
         if character != "\n":
-            self._held = (self._held + character)[: len(self._fence) + MAX_LINE_MARK]
+            self._held = (self._held + character)[: len(self._fence) + MAX_LINE_MARK]  # A longer line is no fence.
             return
         line, self._held = self._held.strip(), ""
         if line.startswith(self._fence) and not line.strip(self._fence[0]):
@@ -194,7 +194,7 @@ class PlainText:
         if character == "\n":
             self._end_line("")
         elif character in "*_~`":
-            self._run, self._run_at = (self._run + character)[:4], self._at
+            self._run, self._run_place = (self._run + character)[:4], self._place
         elif character == "\\":
             self._state = self._escaped
         elif character == "[":
@@ -204,39 +204,39 @@ class PlainText:
         elif character == "<":
             self._hold(character, self._tag)
         elif character == "!":
-            self._held_at = self._at
+            self._held_place = self._place
             self._state = self._bang
-        elif character == "|" and self._row:
+        elif character == "|" and self._is_row:
             self._cell()
         elif character in " \t":
-            if not self._row or self._last != " ":
+            if not self._is_row or self._last != " ":
                 self._put(" ")
         else:
             self._put(character)
 
     def _put(self, text: str, before: int = 0) -> None:
         """Put out a text. before: by how many characters its place is before the place of the character that was read last."""
-        place = max(min(self._at - before, self._read_at), self._reached)
+        place = max(min(self._place - before, self._newest_place), self._put_place)
         if self._is_gap and self._last.isdigit() and text[0].isdigit():
             self._out.append((" ", place))  # Marks that are left out do not make one number of two.
-        self._is_gap, self._reached = False, place
+        self._is_gap, self._put_place = False, place
         self._out += [(character, place) for character in text]
         self._last = text[-1]
         if not text[-1].isspace():
-            self._put_at = self._at - before
-            self._filled = self._row and text != ","
+            self._text_place = self._place - before
+            self._cell_has_text = self._is_row and text != ","
 
     def _hold(self, character: str, state: Callable[[str], None]) -> None:
         """Hold back this character and those after it, which `state` reads."""
         self._held = character
-        self._held_at = self._at
+        self._held_place = self._place
         self._state = state
 
     def _end_line(self, line_break: str) -> None:
         """End a line. line_break: what `_break` becomes; after a heading or a table row it becomes "\\n", whatever is given."""
-        if self._row or self._heading:
+        if self._is_row or self._is_heading:
             line_break = "\n"
-        self._row = self._heading = False
+        self._is_row = self._is_heading = False
         self._held = ""
         self._mark = ""
         self._break = line_break
@@ -245,24 +245,25 @@ class PlainText:
     def _end_run(self, following: str) -> None:
         """End a run of equal marks: emphasis and code marks vanish; an operator between two operands is read."""
         run, self._run = self._run, ""
-        before, distance = self._last, self._at - self._run_at
+        before, distance = self._last, self._place - self._run_place
         self._is_gap = True
-        if run == "*" and ((before == " " and following == " ") or (before.isdigit() and following.isdigit())):
+        is_operator = (before == " " and following == " ") or (before.isdigit() and following.isdigit())
+        if run == "*" and is_operator:
             self._put(" times " if before.isdigit() else "times", distance)
-        elif run == "**" and ((before == " " and following == " ") or (before.isdigit() and following.isdigit())):
+        elif run == "**" and is_operator:
             self._put("**", distance)
         elif run == "~" or (run == "_" and before.isalnum() and following.isalnum()):
             self._put(run, distance)
 
     def _cell(self) -> None:
         """End a table cell: put a comma after its text, before the last space, which was kept for that; none after an empty cell."""
-        if not self._filled:
+        if not self._cell_has_text:
             return
-        self._filled = False
+        self._cell_has_text = False
         if self._last == " " and self._out:
-            self._out.insert(-1, (",", self._put_at))
+            self._out.insert(-1, (",", self._text_place))
         elif self._last != ",":
-            self._put(",", self._at - self._put_at)
+            self._put(",", self._place - self._text_place)
 
     def _escaped(self, character: str) -> None:
         """Read the character after a backslash: there a punctuation mark is text, and no Markdown."""
@@ -276,7 +277,7 @@ class PlainText:
         """Read the character after "!": with "[" it begins a picture, whose description is read."""
         self._state = self._body
         if character != "[":
-            self._put("!", self._at - self._held_at)
+            self._put("!", self._place - self._held_place)
         self._state(character)
 
     def _link_text(self, character: str) -> None:
@@ -316,9 +317,10 @@ class PlainText:
         """Read on after "<": a tag is left out, an address is read, anything else was no tag."""
         tag = self._held
         if character == ">":
-            inner = tag[1:]
-            is_link = _AUTOLINK.fullmatch(inner) is not None
-            self._release(len(tag) - len(inner.removeprefix("mailto:")) if is_link else len(tag), "" if is_link else " ")
+            if _AUTOLINK.fullmatch(tag[1:]):
+                self._release(len("<mailto:") if tag.startswith("<mailto:") else len("<"), "")
+            else:
+                self._release(len(tag), " ")
         elif len(tag) == 1 and not (character.isalpha() or character in "/!"):
             self._state = self._body
             self._put("<", 1)
@@ -333,7 +335,7 @@ class PlainText:
     def _release(self, skipped: int, following: str) -> None:
         """Read the held characters as text after all, without the first `skipped`, then `following`. Openers of links and tags in them are
         left out, so that no character is held twice and the time is linear."""
-        text, at, self._held = self._held, self._held_at, ""
+        text, at, self._held = self._held, self._held_place, ""
         self._state = self._body
         self._is_gap = True
         for part in _between(text, skipped):

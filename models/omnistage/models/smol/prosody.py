@@ -56,13 +56,14 @@ class Timed:
 
 
 def at_speed(durations: Tensor, speed: float) -> Tensor:
-    """Durations in rows, [n] int64, each at least 1, at another speed: again at least 1 row each, and their sum is the old one divided by
-    the speed, rounded, if so many rows are enough. Where a short one is kept at 1 row, those beside it are shorter."""
-    places = durations.cumsum(0).div(speed).round().long().tolist()
-    last = max(places[-1], len(places)) - len(places) + 1
+    """The durations at another speed, [n] int64, each at least 1. durations: in rows, [n] int64, each at least 1. The new sum is the old
+    sum divided by the speed, rounded, but at least n. Where a duration must stay at 1 row, those beside it become shorter."""
+    exact_ends = durations.cumsum(0).div(speed).round().long().tolist()
+    # The largest end of the first duration that leaves a row for each of the others.
+    max_first_end = max(exact_ends[-1], len(exact_ends)) - len(exact_ends) + 1
     ends, end = list[int](), 0
-    for index, place in enumerate(places):
-        end = max(min(place, last + index), end + 1)
+    for index, exact_end in enumerate(exact_ends):
+        end = max(min(exact_end, max_first_end + index), end + 1)
         ends.append(end)
     return torch.tensor(ends).diff(prepend=torch.zeros(1, dtype=torch.int64))
 
@@ -110,7 +111,8 @@ class FeatureNet(nn.Module):
         end = int(slow.sum()) - max(int(slow[-1]) - silence.after, 0)
         durations = at_speed(slow, speed)
         kept_first, sounds_end, rows = round(first / speed), int(durations[:-1].sum()), int(durations.sum())
-        return Timed(ids, text, durations, kept_first, min(max(kept_first + round((end - first) / speed), sounds_end), rows))
+        kept_end = kept_first + round((end - first) / speed)
+        return Timed(ids, text, durations, kept_first, min(max(kept_end, sounds_end), rows))  # Only silence is cut off.
 
     @torch.inference_mode()
     def forward(self, timed: Timed) -> Tensor:

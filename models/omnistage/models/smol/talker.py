@@ -164,36 +164,39 @@ class _Speech:
             (self._net.timed(torch.tensor(ids), self._request.speed, silence), places)
             for ids, places in self._phonemizer.ids(reading.phonemes)
         ]
-        rows_before, count = self._rows, sum(timed.count for timed, _ in parts)
-        if self._request.max_frames and rows_before + count > self._request.max_frames:
-            count, self.finish_reason = self._request.max_frames - rows_before, FinishReason.LENGTH
-        self._rows += count
+        rows_before, row_count = self._rows, sum(timed.count for timed, _ in parts)
+        if self._request.max_frames and rows_before + row_count > self._request.max_frames:
+            row_count, self.finish_reason = self._request.max_frames - rows_before, FinishReason.LENGTH
+        self._rows += row_count
         words: list[SpokenWord] = []
         if ALIGNMENT in self._wanted:
             sounds = _sounds(parts)
             for run in self._phonemizer.runs(text, reading):
-                begin, end = sounds[run.first][0], min(sounds[run.last - 1][1], count)
-                if begin < count:
+                begin, end = sounds[run.first][0], min(sounds[run.last - 1][1], row_count)
+                if begin < row_count:
                     self._add_word(words, _word(phrase, run, rows_before + begin, rows_before + end))
-        skipped, self._words = max(self._wanted.get(ALIGNMENT, 0) - self._words, 0), self._words + len(words)
-        is_cut_before = not count and self.finish_reason is FinishReason.LENGTH
-        unspoken = () if is_cut_before else reading.unspoken
-        return _Part(self._wanted_rows([timed for timed, _ in parts], rows_before, count), tuple(words[skipped:]), unspoken)
+        skipped_words = max(self._wanted.get(ALIGNMENT, 0) - self._words, 0)
+        self._words += len(words)
+        # If the speech ends before the first row of this phrase, its unspoken characters are not reported either.
+        is_beyond_end = not row_count and self.finish_reason is FinishReason.LENGTH
+        rows = self._wanted_rows([timed for timed, _ in parts], rows_before, row_count)
+        return _Part(rows, tuple(words[skipped_words:]), () if is_beyond_end else reading.unspoken)
 
     def _add_word(self, words: list[SpokenWord], word: SpokenWord) -> None:
-        """Add a word of a phrase to `words`. All words of a formula stand at its place, and are one word there."""
+        """Add a word of a phrase to `words`. The words of a formula all have the place of the formula: they are added as one word."""
         if word.first_character >= self._characters:
             words.append(word)
             self._characters = word.first_character + word.character_count
         elif words:
             words[-1] = replace(words[-1], end_us=word.end_us)
 
-    def _wanted_rows(self, parts: Sequence[Timed], rows_before: int, count: int) -> Rows:
-        """The wanted rows of a phrase, [n, FEATURE_WIDTH]. rows_before: of the speech. count: limit of rows of the phrase."""
-        first = max(self._wanted[FEATURES] - rows_before, 0) if FEATURES in self._wanted else count
-        if first >= count:
+    def _wanted_rows(self, parts: Sequence[Timed], rows_before: int, row_count: int) -> Rows:
+        """The wanted rows of a phrase, [n, FEATURE_WIDTH]. rows_before: rows of the speech before it. row_count: how many rows of the
+        phrase belong to the speech, at most."""
+        first = max(self._wanted[FEATURES] - rows_before, 0) if FEATURES in self._wanted else row_count
+        if first >= row_count:
             return _NO_ROWS
-        return np.concatenate([self._net(timed).numpy() for timed in parts])[first:count]
+        return np.concatenate([self._net(timed).numpy() for timed in parts])[first:row_count]
 
 
 def _sounds(parts: Sequence[tuple[Timed, Sequence[int]]]) -> dict[int, tuple[int, int]]:

@@ -67,7 +67,8 @@ class SpectrumStream:
 
     @torch.inference_mode()
     def push(self, frames: Tensor, last: bool) -> Tensor:
-        """Take frames [n, IN_WIDTH]; return new complete spectra [m, 5 * BINS]: up to LOOKAHEAD frames before the end, all if `last`."""
+        """Take frames [n, IN_WIDTH]; return the spectra that are complete now, [m, 5 * BINS]: up to NET_LOOKAHEAD frames before
+        the end, all if `last`."""
         rows = self._net.dec_in(self._extend(0, frames, last))
         for index, block in enumerate(self._net.dec, start=1):
             rows = cast(ConvNeXtBlock, block).inner(self._extend(index, rows, last))
@@ -75,12 +76,11 @@ class SpectrumStream:
         return out
 
     def skip(self, count: int) -> int:
-        """Go on as if `count` frames had been pushed, but compute nothing. If nothing came before, `count` must be at least LOOKAHEAD.
-        Returns how many spectra `push` would have returned. Spectra are right from LOOKAHEAD frames after the skipped frames on."""
-        half = KERNEL // 2
-        fresh = self._kept[0].shape[0] == half
+        """Go on as if `count` frames had been pushed, but compute nothing. If nothing came before, `count` must be at least NET_LOOKAHEAD.
+        Returns how many spectra `push` would have returned. Spectra are right from NET_LOOKAHEAD frames after the skipped frames on."""
+        is_fresh = self._kept[0].shape[0] == KERNEL // 2  # As in `__init__`: later KERNEL - 1 rows are kept.
         self._kept = [part.new_zeros(KERNEL - 1, part.shape[1]) for part in self._kept]
-        return count - NET_LOOKAHEAD if fresh else count
+        return count - NET_LOOKAHEAD if is_fresh else count
 
     def _extend(self, layer: int, rows: Tensor, last: bool) -> Tensor:
         """Join the layer's kept rows, the new rows, and zeros after the end of the phrase; keep the rows that the next call needs."""
@@ -134,10 +134,12 @@ class PulseTrain:
         """Take f0 of the next frames, [n], n >= 1 in the first call; return the spectra that are complete now, complex64 [m, BINS]."""
         if self._f0.size == 0:
             self._f0 = f0_hz[:1]
-        extended_hz = np.concatenate([self._f0, f0_hz, f0_hz[-1:] if len(f0_hz) else self._f0[-1:]] if last else [self._f0, f0_hz])
+        extended_hz = np.concatenate([self._f0, f0_hz])
+        if last:
+            extended_hz = np.concatenate([extended_hz, extended_hz[-1:]])
         parts = [self._samples, torch.from_numpy(self._pulses(extended_hz))]
         if last:
-            parts.append(torch.zeros(WINDOW // 2 - HOP))
+            parts.append(torch.zeros(WINDOW // 2 - HOP))  # So that there are as many windows as frames.
         samples = torch.cat(parts)
         self._f0 = extended_hz[-2:]
         count = max((len(samples) - WINDOW) // HOP + 1, 0)
@@ -154,19 +156,19 @@ class PulseTrain:
             return np.empty(0, np.float32)
         before, middle, after = f0_hz[:-2, None], f0_hz[1:-1, None], f0_hz[2:, None]
         half = HOP // 2
-        u = self._place
-        f0 = np.concatenate([before * (1 - u[:half]) + middle * u[:half], middle * (1 - u[half:]) + after * u[half:]], axis=1).reshape(-1)
+        first, second = self._place[:half], self._place[half:]
+        f0 = np.concatenate([before * (1 - first) + middle * first, middle * (1 - second) + after * second], axis=1).reshape(-1)
         voiced = f0 > _LOWEST_HZ
         f0 = np.maximum(f0, np.float32(_LOWEST_HZ))
         # f0 is summed in float64 from the beginning of the phrase, so cuts change no bit. The sum / SAMPLE_RATE_HZ is a number of turns.
         sums = np.cumsum(np.concatenate([[self._f0_sum], f0.astype(np.float64)]))[1:]
         self._f0_sum = float(sums[-1])
         angle = (sums / SAMPLE_RATE_HZ % 1.0 * (2 * math.pi)).astype(np.float32)
-        harmonics = np.floor(np.float32(_HIGHEST_HZ) / f0) + np.float32(0.5)
+        harmonics = np.floor(np.float32(_HIGHEST_HZ) / f0) + np.float32(0.5)  # H + 1/2, which is also the limit of the quotient at t = 0.
         divisor = 2 * np.sin(angle / 2)
-        flat = np.abs(divisor) <= 2e-3
-        pulses = np.where(flat, harmonics, np.sin(harmonics * angle) / np.where(flat, np.float32(1), divisor)) - np.float32(0.5)
-        return np.where(voiced, pulses, np.float32(0))
+        is_near_zero = np.abs(divisor) <= 2e-3
+        quotient = np.sin(harmonics * angle) / np.where(is_near_zero, np.float32(1), divisor)
+        return np.where(voiced, np.where(is_near_zero, harmonics, quotient) - np.float32(0.5), np.float32(0))
 
 
 class OverlapAdd:
@@ -178,7 +180,8 @@ class OverlapAdd:
         self._skip = _OVERLAP // 2  # Hops before the phrase, where the first window begins, that are still to be dropped.
 
     def push(self, spectra: Tensor, last: bool) -> Tensor:
-        """Take the next spectra, complex64 [m, BINS]; return new float32 samples: up to LOOKAHEAD frames before the end, all if `last`."""
+        """Take the next spectra, complex64 [m, BINS]; return the samples that are complete now, float32: up to OVERLAP_LOOKAHEAD frames
+        before the end, all if `last`."""
         count = spectra.shape[0]
         total = torch.cat([self._sum, torch.zeros(count, HOP)])
         norm = torch.cat([self._norm, torch.zeros(count, HOP)])

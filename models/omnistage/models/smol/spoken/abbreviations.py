@@ -33,28 +33,28 @@ _COUNT_ENDS = re.compile(r"#?\d[\w.,/–-]*(?<![.,])(?:$|[^\w\s]| (?:and|or|to|&
 def _numbered_abbreviation(match: re.Match[str]) -> str | None:
     """The word of an abbreviation before a number, "No. 3". None if a sentence ends there: "He said no. 3 of us left.", "No. I do not." """
     short, text = match["short"], match.string
-    numeral = re.compile(r"[IVXivx]*\b").match(text, match.end())
-    if numeral and numeral.group():
-        if numeral.group() == "I":
-            counts = short in _LETTERED and not re.compile(r" \w").match(text, numeral.end())
-        else:
-            begins = len(numeral.group()) == 1 or _SENTENCE_BEFORE.search(before(match, 4))
-            counts = short not in ("No", "no") or "II" in numeral.group() or not begins
+    numeral_match = re.compile(r"[IVXivx]*\b").match(text, match.end())
+    numeral = numeral_match.group() if numeral_match else ""
+    is_number = True
+    if numeral == "I":
+        is_number = short in _LETTERED and not re.compile(r" \w").match(text, match.end() + len(numeral))
+    elif numeral:
+        may_be_answer = short in ("No", "no") and (len(numeral) == 1 or _SENTENCE_BEFORE.search(before(match, 4)))
+        is_number = "II" in numeral or not may_be_answer
     elif short in WORDS_TOO and short.islower() and not _COUNT_ENDS.match(text, match.end()):
         number = re.compile(r"#?(?!1\b)\d[\w.,/–-]*").match(text, match.end())
         count_match = number is not None and COUNT_FOLLOWS.match(text, number.end())
-        counts = not (count_match and not count_match.group().startswith(" of the")) and not (
-            _ANSWERS if short == "no" else _ONE_BEFORE
-        ).search(before(match, 16))
-    else:
-        counts = True
-    return NUMBERED[short] if counts else None
+        counts_things = count_match and not count_match.group().startswith(" of the")
+        is_word = (_ANSWERS if short == "no" else _ONE_BEFORE).search(before(match, 16))
+        is_number = not counts_things and not is_word
+    return NUMBERED[short] if is_number else None
 
 
 def _function(match: re.Match[str]) -> str:
     """A function of variables: f(x) as "f of x", f'(x) as "f prime of x"."""
     primes = {"": "", "'": " prime", "''": " double prime"}[match["primes"]]
-    return f"{match['name']}{primes} of {' and '.join(amount(one) if one.isdecimal() else one for one in re.split(', ?', match['of']))}"
+    variables = (amount(one) if one.isdecimal() else one for one in re.split(", ?", match["of"]))
+    return f"{match['name']}{primes} of {' and '.join(variables)}"
 
 
 SHORTS = frozenset((*TITLES, *DOTTED_TITLES, *DOTTED, *NUMBERED, *_FORMS["plain"], "WWI", "WWII", "WWIII", *_FORMS["function"]))
@@ -104,21 +104,22 @@ def roman_value(numeral: str) -> int | None:
     if not numeral or not _VALID.fullmatch(numeral):
         return None
     values = [VALUES[letter] for letter in numeral]
-    return sum(-one if any(one < other for other in values[place + 1 : place + 2]) else one for place, one in enumerate(values))
+    # A letter before a larger one is subtracted: IV.
+    return sum(-value if value < following else value for value, following in zip(values, [*values[1:], 0], strict=True))
 
 
 def _numeral(match: re.Match[str]) -> str | None:
     """A numeral as a number, an ordinal or a year, by the words around it. None if the letters are no number there."""
     text, numeral = match.string, match.group()
-    number = roman_value(numeral)
+    number, has_large_letter = roman_value(numeral), not set(numeral).isdisjoint("CDM")
     if number is None:
         return None
-    if _COUNTED_AFTER.match(text, match.end()) and not set(numeral) & set("CDM") and (len(numeral) > 1 or numeral in "VX"):
+    if _COUNTED_AFTER.match(text, match.end()) and not has_large_letter and (len(numeral) > 1 or numeral in "VX"):
         return ordinal(number)
     if number >= 1000 and len(numeral) >= 4:
         return year(number)
     words = _words_before(match)
-    if set(numeral) & set("CDM") or number > 89 or (len(numeral) == 1 and words and _is_letter(match, words)):
+    if has_large_letter or number > 89 or (len(numeral) == 1 and words and _is_letter(match, words)):
         return None
     if words[-1:] == ["the"] and words[-2:-1] and words[-2] in RULERS - RULER_TITLES and len(numeral) > 1:
         return ordinal(number)
@@ -130,11 +131,12 @@ def _numeral(match: re.Match[str]) -> str | None:
 def _words_before(match: re.Match[str]) -> list[str]:
     """The last words before the match, at most three, without full stops: CHAPTER and Ch. are both "Chapter"."""
     words_match = _WORDS_BEFORE.search(before(match, 60))
-    lone = len(match.group()) == 1
+    is_one_letter = len(match.group()) == 1
     words = []
     for word in words_match.group().split() if words_match else ():
         stem = word.removesuffix(".")
-        words.append(NUMBERED.get(stem, stem).capitalize() if stem != word and not (lone and stem in WORDS_TOO) else stem)
+        is_abbreviation = stem != word and not (is_one_letter and stem in WORDS_TOO)
+        words.append(NUMBERED.get(stem, stem).capitalize() if is_abbreviation else stem)
     return [word.capitalize() if word.isupper() and len(word) > 1 else word for word in words]
 
 
@@ -148,24 +150,27 @@ def _is_letter(match: re.Match[str], words: list[str]) -> bool:
         return False
     if any(word in RULER_TITLES for word in words[:-1]) and _HIS.match(text, match.end()):
         return False  # King Charles I lost his head.
-    article = any(word.lower() in _ARTICLE for word in words[-2:-1])
-    if last in _ALIKE or (last == "Mark" and article):
-        return last in _ALIKE and words[-2:] != ["World", "War"] and _I_IS_SAID.match(text, match.end()) is not None
-    return not (_I_ENDS.match(text, match.end()) or (not article and _I_RULES.match(text, match.end())))
+    has_article = any(word.lower() in _ARTICLE for word in words[-2:-1])
+    if last in _ALIKE:
+        return words[-2:] != ["World", "War"] and _I_IS_SAID.match(text, match.end()) is not None
+    if last == "Mark" and has_article:
+        return False  # A Mark I is a thing.
+    return not (_I_ENDS.match(text, match.end()) or (not has_article and _I_RULES.match(text, match.end())))
 
 
 def _is_ordinal(words: list[str], numeral: str) -> bool:
     """Whether a numeral after these words counts persons of one name: Henry VIII."""
-    is_ruler = words[-1] in RULERS and words[-1] not in RULER_TITLES
-    if words[-1] == "King":
+    last, ruler_names = words[-1], RULERS - RULER_TITLES
+    is_ruler = last in ruler_names
+    if last == "King":
         is_ruler = len(words) > 1 and words[-2] in RULERS  # Martin Luther King III, which is no king.
-    titled = any(word in RULER_TITLES for word in words[:-1]) and words[-1][0].isupper()
-    related = len(numeral) > 1 and words[-1][0].isupper() and any(word in RULERS and word not in RULER_TITLES for word in words[-3:-1])
-    if words[-1] in PARTS | KINDS or "L" in numeral:
+    has_title = last[0].isupper() and any(word in RULER_TITLES for word in words[:-1])
+    follows_ruler = last[0].isupper() and any(word in ruler_names for word in words[-3:-1])
+    if last in PARTS | KINDS or "L" in numeral:
         return False
     if len(numeral) == 1:
-        return (is_ruler or titled) and numeral in "IVX" and words[-1] != "Malcolm"
-    return is_ruler or titled or related or (words[-1] == "King" and len(words) > 2)
+        return (is_ruler or has_title) and numeral in "IVX" and last != "Malcolm"
+    return is_ruler or has_title or follows_ruler or (last == "King" and len(words) > 2)
 
 
 def _is_counted(words: list[str], numeral: str) -> bool:
@@ -182,7 +187,7 @@ def _list(match: re.Match[str]) -> str | None:
     """A list of numerals: I, II, III and IV. None if they do not ascend, or if nothing shows that they are numbers."""
     text = match.group()
     numerals = re.findall("[IVXL]+", text)
-    values = [roman_value(numeral) or 0 for numeral in numerals]
+    values = [roman_value(numeral) or 0 for numeral in numerals]  # 0: the letters form no numeral.
     words = _words_before(match)
     if 0 in values or any(one >= other for one, other in pairwise(values)):
         return None
@@ -199,8 +204,8 @@ def _range(match: re.Match[str]) -> str | None:
     first, last = (roman_value(numeral.upper()) for numeral in (match["first"], match["last"]))
     words = re.findall("[A-Za-z]+", before(match, 24))
     has_noun = words and (words[-1].rstrip("s") in PARTS | KINDS or words[-1].lower() in SMALL_AFTER)
-    ascend = first and last and first < last and any(_CERTAIN.fullmatch(numeral) for numeral in (match["first"], match["last"]))
-    return f"{cardinal(first)} to {cardinal(last)}" if first and last and (has_noun or ascend) else None
+    is_certain = first and last and first < last and any(_CERTAIN.fullmatch(numeral) for numeral in (match["first"], match["last"]))
+    return f"{cardinal(first)} to {cardinal(last)}" if first and last and (has_noun or is_certain) else None
 
 
 def _small_numeral(match: re.Match[str]) -> str | None:

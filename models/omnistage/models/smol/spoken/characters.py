@@ -74,22 +74,24 @@ class Quotation:
 
     def _meaning(self, mark: _Mark, later: list[_Mark]) -> str:
         """Decide what a mark is. later: the next marks of its kind."""
-        depth = self._depths[mark.kind]
-        is_open, closers = depth > 0, sum(one.may_close for one in later)
-        if mark.may_open and not (is_open and mark.sign == "'" and closers <= depth):
-            if mark.kind in _SINGLE and (mark.is_elision or not (closers or mark.begins_speech)):
+        depth, is_single = self._depths[mark.kind], mark.kind in _SINGLE
+        is_open, closer_count = depth > 0, sum(one.may_close for one in later)
+        # Within a quotation, ' opens another one only if more marks may close than quotations are open.
+        lacks_closer = is_open and mark.sign == "'" and closer_count <= depth
+        if mark.may_open and not lacks_closer:
+            if is_single and (mark.is_elision or (closer_count == 0 and not mark.begins_speech)):
                 return APOSTROPHE
             self._depths[mark.kind] = depth + 1
             return QUOTE
         if not mark.may_close:
-            return APOSTROPHE if mark.kind in _SINGLE else QUOTE
-        ends_later = bool(later) and not later[0].may_open and closers >= depth
-        if mark.kind in _SINGLE and is_open and ends_later and mark.follows_s:
+            return APOSTROPHE if is_single else QUOTE
+        ends_later = bool(later) and not later[0].may_open and closer_count >= depth
+        if is_single and is_open and ends_later and mark.follows_s:
             return APOSTROPHE
         if mark.follows_digit and mark.is_prime(is_open, ends_later):
-            return PRIME if mark.kind in _SINGLE else DOUBLE_PRIME
+            return PRIME if is_single else DOUBLE_PRIME
         self._depths[mark.kind] = max(depth - 1, 0)
-        return QUOTE if is_open or mark.kind not in _SINGLE or mark.follows_digit else APOSTROPHE
+        return QUOTE if is_open or not is_single or mark.follows_digit else APOSTROPHE
 
 
 class _Mark:
@@ -98,21 +100,21 @@ class _Mark:
     def __init__(self, phrase: str, place: int) -> None:
         self._phrase, self.place, self.sign = phrase, place, phrase[place]
         self.kind = _KINDS[self.sign]
-        front, self._rest = phrase[max(place - 60, 0) : place], phrase[place + 1 : place + 41]
-        self._front = front
-        self.follows_digit = _NUMBER_ENDS.search(front) is not None
-        self.may_open = self.sign not in "’”" and _OPENS_BEFORE.search(front[-1:]) is not None and self._rest[:1].strip() != ""
-        self.may_close = self.sign not in "‚‛„‟" and front[-1:].strip() != "" and _CLOSES_BEHIND.match(self._rest) is not None
-        self.follows_s = front[-1:] == "s"
-        self.is_within_word = front[-1:].isalnum() and self._rest[:1].isalnum()
+        self._front, self._rest = phrase[max(place - 60, 0) : place], phrase[place + 1 : place + 41]
+        previous, following = self._front[-1:], self._rest[:1]  # Empty at the ends of the phrase.
+        self.follows_digit = _NUMBER_ENDS.search(self._front) is not None
+        self.may_open = self.sign not in "’”" and _OPENS_BEFORE.search(previous) is not None and following.strip() != ""
+        self.may_close = self.sign not in "‚‛„‟" and previous.strip() != "" and _CLOSES_BEHIND.match(self._rest) is not None
+        self.follows_s = previous == "s"
+        self.is_within_word = previous.isalnum() and following.isalnum()
 
     def within_word(self) -> str:
         """Decide what a mark between two letters or digits is."""
-        sized = re.search(r"(?<![A-Za-z])\d{1,3}$", self._front) and re.match(r"\d|[x×] ?\d", self._rest)
+        is_in_size = re.search(r"(?<![A-Za-z])\d{1,3}$", self._front) and re.match(r"\d|[x×] ?\d", self._rest)
         if self.kind not in _SINGLE:
-            return DOUBLE_PRIME if sized else QUOTE
-        groups = _GROUPS_DIGITS.match(self._rest) and re.search(r"(?<!\d)\d{1,3}$", self._front)
-        return PRIME if sized and not groups else APOSTROPHE
+            return DOUBLE_PRIME if is_in_size else QUOTE
+        groups_digits = _GROUPS_DIGITS.match(self._rest) and re.search(r"(?<!\d)\d{1,3}$", self._front)
+        return PRIME if is_in_size and not groups_digits else APOSTROPHE
 
     def is_prime(self, is_open: bool, ends_later: bool) -> bool:
         """Whether a mark after a number is a sign of feet or inches. is_open: a quotation of its kind is open. ends_later: the next mark of

@@ -43,7 +43,8 @@ def _entity(text: str) -> str | None:
 def _display_formula(text: str) -> str | None:
     """The words of a formula between two marks of two characters. None if nothing in it is mathematics."""
     inside = text[2:-2].strip()
-    return spell_formula(inside) or None if _MATHEMATICS.search(inside) or _LONE.fullmatch(inside) else None
+    is_mathematics = _MATHEMATICS.search(inside) or _LONE.fullmatch(inside)
+    return (spell_formula(inside) or None) if is_mathematics else None
 
 
 def _inline_formula(text: str) -> str | None:
@@ -51,11 +52,12 @@ def _inline_formula(text: str) -> str | None:
     inside = text[1:-1]
     if _LONE.fullmatch(inside):
         return spell_formula(inside)
-    is_word = _WORD.search(re.sub(r"\{[^{}]*\}", "", inside)) or re.fullmatch(r"\d.*\W[A-Z]{1,3}", inside)
-    if _UNFINISHED.search(inside) or is_word:
+    has_words = _WORD.search(re.sub(r"\{[^{}]*\}", "", inside)) or re.fullmatch(r"\d.*\W[A-Z]{1,3}", inside)
+    if _UNFINISHED.search(inside) or has_words:
         return None
-    letters = inside[0].isdecimal() or re.search(r"(?<![A-Za-z\\])[A-Za-z]{2}", inside)
-    return spell_formula(inside) or None if (_EQUATION if letters else _MATHEMATICS).search(inside) else None
+    may_be_price = inside[0].isdecimal() or re.search(r"(?<![A-Za-z\\])[A-Za-z]{2}", inside)
+    is_formula = (_EQUATION if may_be_price else _MATHEMATICS).search(inside)
+    return (spell_formula(inside) or None) if is_formula else None
 
 
 class _Notation(NamedTuple):
@@ -130,8 +132,8 @@ class Notations:
             self._give_up(text, place, out)
 
     def _give_up(self, text: str, last: int, out: list[tuple[str, int]]) -> None:
-        """No notation begins where this text does: put out its first character, or a backslash with the opener that it escapes, and read
-        the others again, as one may begin at each of them. last: the place of its last character."""
+        """Put out the first character of a text that begins no notation, or a backslash with the opener that it escapes. Read the others
+        again, because a notation may begin at each. last: the place of the last character of the text."""
         first = last - len(text) + 1
         length = 2 if _ESCAPED.match(text) else 1
         out.extend((character, first + number) for number, character in enumerate(text[:length]))
@@ -146,8 +148,8 @@ def escaped(notation: str, meaning: str) -> str:
 
 
 def read_notations(text: str) -> str:
-    """A whole text with its notations replaced. It has as many words between spaces as before: LOST stands between those that came to it,
-    and for those that went."""
+    """A whole text with its notations replaced. Its number of words between spaces stays: LOST joins the words of a meaning, and stands for
+    a further word at each space of the notation."""
     if not any(opener in text for opener in _OPENERS):
         return text
     notations = Notations(lambda notation, meaning: LOST.join(meaning.split()) + f" {LOST}" * len(re.findall(r"\s+", notation)))
@@ -163,15 +165,8 @@ _WORDS = read_table("latex.tsv") | {f"\\{kind}{word}": word for word in GREEK.va
 _WORDS |= {f"\\{word.capitalize()}": word for word in GREEK.values()}
 _LARGE = {"\\sum": "the sum", "\\prod": "the product", "\\int": "the integral", "\\iint": "the double integral", "\\oint": "the integral"}
 _LARGE |= {"\\lim": "the limit", "\\max": "the maximum", "\\min": "the minimum", "\\bigcup": "the union", "\\bigcap": "the intersection"}
-_BEHIND = {
-    "\\hat": "hat",
-    "\\widehat": "hat",
-    "\\bar": "bar",
-    "\\overline": "bar",
-    "\\tilde": "tilde",
-    "\\dot": "dot",
-    "\\ddot": "double dot",
-}
+_BEHIND = {"\\hat": "hat", "\\widehat": "hat", "\\bar": "bar", "\\overline": "bar", "\\tilde": "tilde"}
+_BEHIND |= {"\\dot": "dot", "\\ddot": "double dot"}
 _BEFORE = {"\\vec": "vector", "\\overrightarrow": "vector"}
 _FRACTIONS = frozenset(("\\frac", "\\dfrac", "\\tfrac", "\\cfrac"))
 _CHOICES = frozenset(("\\binom", "\\dbinom", "\\tbinom"))
@@ -225,6 +220,7 @@ class _Formula:
         return self._tokens[self._at] if self._at < len(self._tokens) else ""
 
     def _read(self, token: str) -> Iterator[str]:
+        before = self._tokens[self._at - 2] if self._at > 1 else ""  # `_at` is the place after the token.
         if token == "{":
             yield from self._group_words()
         elif token == "^":
@@ -245,7 +241,7 @@ class _Formula:
             yield f"{self._argument()} {_BEHIND[token]}"
         elif token in _BEFORE:
             yield f"{_BEFORE[token]} {self._argument()}"
-        elif token == "|" and self._bars % 2 == 0 and re.fullmatch(r"[\w)}]+", "".join(self._tokens[max(self._at - 2, 0) : self._at - 1])):
+        elif token == "|" and self._bars % 2 == 0 and re.fullmatch(r"[\w)}]+", before):
             yield "given"
         elif token == "|":
             self._bars += 1
@@ -255,7 +251,7 @@ class _Formula:
         elif token not in _UNHEARD and not token.startswith(("\\begin", "\\end")):
             yield (
                 _WORDS.get(token)
-                or _WORDS.get(f"\\{token}" if len(token) > 1 else token)
+                or _WORDS.get(f"\\{token}" if len(token) > 1 else token)  # A function without its backslash: sin.
                 or (amount(token) if token[0].isdecimal() else token.strip("\\}"))
             )
 
@@ -291,7 +287,7 @@ class _Formula:
         token = braced[1] if len(braced) == 3 and braced[0] == "{" and braced[2] == "}" else self._peek()
         if token not in _POWERS:
             return ""
-        self._at += 3 if token != self._peek() else 1
+        self._at += 3 if token != self._peek() else 1  # Three with the braces around it.
         return token
 
     def _fraction(self) -> str:
@@ -320,7 +316,8 @@ class _Formula:
                 bounds[sign] = self._argument()
         yield name
         if "_" in bounds:
-            yield f"{'as' if name == 'the limit' else 'from' if '^' in bounds else 'over'} {bounds['_']}"
+            preposition = "from" if "^" in bounds else "over"
+            yield f"{'as' if name == 'the limit' else preposition} {bounds['_']}"
         if "^" in bounds:
             yield f"to {bounds['^']}"
         yield "of"

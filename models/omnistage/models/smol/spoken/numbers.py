@@ -50,17 +50,17 @@ def parse_number(number: str) -> WrittenNumber:
     """Parse a number. Its point is the last of two different marks; commas before three digits and points that come twice group digits."""
     plain = number.replace(GROUP, "").replace(" ", "").replace("'", "")
     grouped = plain != number
-    comma, point = plain.rfind(","), plain.rfind(".")
-    if comma > point >= 0:
-        mark, grouped = ",", True
-    elif comma >= 0 and point < 0:
-        grouped = grouped or bool(_GROUPED.fullmatch(plain))
-        mark = "." if _GROUPED.fullmatch(plain) else ","
+    comma_place, stop_place = plain.rfind(","), plain.rfind(".")
+    if comma_place > stop_place >= 0:  # 1.234,5
+        point, grouped = ",", True
+    elif comma_place >= 0 and stop_place < 0:  # 1,234 or 1,5
+        commas_group = _GROUPED.fullmatch(plain) is not None
+        point, grouped = "." if commas_group else ",", grouped or commas_group
     else:
-        mark, grouped = ".", grouped or comma >= 0
+        point, grouped = ".", grouped or comma_place >= 0
         if plain.count(".") > 1:
             return WrittenNumber(plain.replace(".", ""), "", True)
-    integer, _, part = plain.replace("." if mark == "," else ",", "").partition(mark)
+    integer, _, part = plain.replace("." if point == "," else ",", "").partition(point)
     return WrittenNumber(integer, part, grouped)
 
 
@@ -139,7 +139,9 @@ def bare(text: str) -> str:
 def letters(text: str) -> str:
     """Letters in a form that the lexicon spells: TXT as T.X.T."""
     upper = text.upper()
-    return (LETTER_A if upper == "A" else upper) if len(upper) == 1 else ".".join(upper) + "."
+    if len(upper) != 1:
+        return ".".join(upper) + "."
+    return LETTER_A if upper == "A" else upper
 
 
 def plural(words: str) -> str:

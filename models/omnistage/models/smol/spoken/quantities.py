@@ -37,16 +37,16 @@ def unit_names(unit: str) -> tuple[str, str]:
         return UNITS[unit]
     match = _UNIT_PARTS.fullmatch(unit)
     assert match is not None
-    sign, power, between, other, other_power = match.groups()
+    sign, power, operator, second_sign, second_power = match.groups()
     kind = f"{_POWERS[power[-1]]} " if power else ""
     one, plural_name = (kind + name for name in UNITS[sign])
-    if not other:
+    if not second_sign:
         return one, plural_name
-    tail = UNITS[other][0]
-    if other_power:
-        square = other_power[-1] in "2²"
-        tail = f"{tail} {'squared' if square else 'cubed'}" if tail == "second" else f"{_POWERS[other_power[-1]]} {tail}"
-    if between == "·":
+    tail = UNITS[second_sign][0]
+    if second_power:
+        square = second_power[-1] in "2²"
+        tail = f"{tail} {'squared' if square else 'cubed'}" if tail == "second" else f"{_POWERS[second_power[-1]]} {tail}"
+    if operator == "·":
         return f"{one} {tail}", f"{one} {tail}s"
     return f"{one} per {tail}", f"{plural_name} per {tail}"
 
@@ -54,7 +54,7 @@ def unit_names(unit: str) -> tuple[str, str]:
 _SHORT_FORMS = read_short_forms()
 _SCALES, _PER_WORDS = _SHORT_FORMS["scale"], _SHORT_FORMS["price"]
 _FRACTION_PARTS = read_lists()["fraction parts"]
-_COIN = re.compile(rf"[ -](?:{'|'.join(read_lists()['priced things'])})s?\b")
+_PRICED_THING = re.compile(rf"[ -](?:{'|'.join(read_lists()['priced things'])})s?\b")
 
 
 def _money(match: re.Match[str]) -> str:
@@ -63,19 +63,19 @@ def _money(match: re.Match[str]) -> str:
     names = CURRENCIES[groups.get("code") or groups["sign"].rstrip(".")]
     one, plural_name, small, _ = names
     number = parse_number(groups["number"])
-    if one == "euro" and re.fullmatch(r"\d{1,3}\.\d{3}", groups["number"]):
+    if one == "euro" and re.fullmatch(r"\d{1,3}\.\d{3}", groups["number"]):  # There the full stop groups digits.
         number = parse_number(groups["number"].replace(".", ","))
     short = groups.get("short") or groups.get("far")
     scale = groups.get("scale") or (_SCALES[short.lower()] if short else "")
-    thing = _COIN.match(match.string, match.end()) or is_kind(match)
+    is_of_thing = _PRICED_THING.match(match.string, match.end()) or is_kind(match)  # A five dollar bill.
     if groups.get("last"):
         words = f"{amount(number)} to {amount(groups['last'])} {scale} {plural_name}".replace("  ", " ")
     elif scale:
-        words = f"{amount(number)} {scale} {one if thing else plural_name}"
+        words = f"{amount(number)} {scale} {one if is_of_thing else plural_name}"
     elif len(number.part) == 2 and small:
         words = _with_coins(number, names)
     else:
-        words = f"{amount(number)} {one if number.is_one or thing else plural_name}"
+        words = f"{amount(number)} {one if number.is_one or is_of_thing else plural_name}"
     per = groups.get("per")
     return f"{words} {'' if per == 'ea' else 'per '}{_PER_WORDS.get(per, per)}" if per else words
 
@@ -95,6 +95,7 @@ def _plural_number(number: str) -> str:
     """The plural of a number: two 6s, 1,000s."""
     parsed = parse_number(number)
     words = amount(parsed) if parsed.grouped or not number.isdecimal() else bare(number)
+    # 1,000s are "thousands".
     return plural(words.removeprefix("one ") if parsed.whole.rstrip("0") == "1" else words)
 
 

@@ -15,16 +15,7 @@ from omnistage.models.smol.spoken.characters import CURRENCY_SIGNS, GREEK, LOST,
 from omnistage.models.smol.spoken.notations import read_notations
 from omnistage.models.smol.spoken.numbers import GROUP, amount, bare, cardinal, letters, table
 from omnistage.models.smol.spoken.quantities import CURRENCIES
-from omnistage.models.smol.spoken.rules import (
-    MAX_CONTEXT,
-    Names,
-    Rule,
-    Spell,
-    alternatives,
-    read_lists,
-    read_rules,
-    read_short_forms,
-)
+from omnistage.models.smol.spoken.rules import MAX_CONTEXT, Names, Rule, Spell, alternatives, read_lists, read_rules, read_short_forms
 from omnistage.models.smol.spoken.signs import BOOKS, LABELS
 from omnistage.models.smol.spoken.times import MONTHS, SHORT_DAYS, SHORT_MONTHS, WEEKDAYS, awaits_ratio
 
@@ -57,21 +48,24 @@ _WORDS = {**SIGN_WORDS, **GREEK, **{sign: CURRENCIES[sign][0] for sign in CURREN
 
 
 def _rules_by_start() -> tuple[dict[str, list[Rule]], dict[str, list[Rule]]]:
-    """The rules by what their forms begin with: "letters", or a sign; and those that begin with digits, by what follows these."""
-    rules, of_digits = defaultdict[str, list[Rule]](list), defaultdict[str, list[Rule]](list)
-    read = [(begins, rule) for begins, rule in read_rules("rules.tsv", NAMES)]
-    following = {sign for begins, _ in read for start in begins for sign in _following(start)} | {""}
-    for begins, rule in read:
+    """Two tables of rules. The first is by what their forms begin with: _LETTER, or a sign. The second has the rules whose forms begin with
+    digits, by the sign that follows the digits: _LETTER for any letter that no rule names, "" for any other sign."""
+    rules, rules_of_digits = defaultdict[str, list[Rule]](list), defaultdict[str, list[Rule]](list)
+    rows = list(read_rules("rules.tsv", NAMES))
+    all_signs = {sign for begins, _ in rows for start in begins for sign in _following(start)} | {""}
+    for begins, rule in rows:
         for start in begins:
             if start.startswith("digits"):
                 start_signs = _following(start)
-                for sign in following:
+                for sign in all_signs:
                     if not start_signs or sign in start_signs or (sign.isalpha() and _LETTER in start_signs):
-                        of_digits[sign].append(rule)
+                        rules_of_digits[sign].append(rule)
+            elif start == _LETTER:
+                rules[_LETTER].append(rule)
             else:
-                for sign in CURRENCY_SIGNS if start == "currency" else [start] if start == _LETTER else start:
+                for sign in CURRENCY_SIGNS if start == "currency" else start:
                     rules[sign].append(rule)
-    return dict(rules), dict(of_digits)
+    return dict(rules), dict(rules_of_digits)
 
 
 def _following(start: str) -> Sequence[str]:
@@ -232,14 +226,7 @@ _OPENING_NAMES = (
 _KINDS_AFTER = frozenset(("a", "an", "one", "each", "every"))
 """A 5 km run: the unit is read as a kind of run."""
 _AWAITING = (
-    "lasting before",
-    "place before",
-    "scored",
-    "account",
-    "secret before",
-    "place name before",
-    "versioned before",
-    "emergency before",
+    *("lasting before", "place before", "scored", "account", "secret before", "place name before", "versioned before", "emergency before"),
 )
 """Contexts that decide how a number after them is read."""
 _AWAITED = re.compile(f"(?:{'|'.join(NAMES.patterns[name] for name in _AWAITING)}) ?$")

@@ -173,14 +173,16 @@ def read_rules(table: str, names: Names) -> Iterator[tuple[list[str], Rule]]:
 def _rule(row: str, names: Names) -> Rule:
     """Compile a row."""
     before, form, after, words = row.split("\t")
-    equation = True if before.startswith("equation") else False if before.startswith("no equation") else None
-    before = names.expand(before.removeprefix("no ").removeprefix("equation").lstrip() if equation is not None else before)
-    fixed = "".join(f"(?<{sign}{part})" for sign, part in _FIXED.findall(before)) if before[:1] in ("!", "=") else ""
-    after = names.expand(after)
+    equation = None
+    if before.startswith(("equation", "no equation")):
+        equation = before.startswith("equation")
+        before = before.removeprefix("no ").removeprefix("equation").lstrip()
+    before, after = names.expand(before), names.expand(after)
+    lookbehinds = "".join(f"(?<{sign}{part})" for sign, part in _FIXED.findall(before)) if before[:1] in ("!", "=") else ""
     if after:
         after = f"(?!{after[1:]})" if after[0] == "!" else f"(?={after})"
-    context = re.compile(rf"(?:{before})$") if before and not fixed else None
-    return Rule(row, re.compile(fixed + names.expand(form) + after).match, context, equation, _say(words, names))
+    context = re.compile(rf"(?:{before})$") if before and not lookbehinds else None
+    return Rule(row, re.compile(lookbehinds + names.expand(form) + after).match, context, equation, _say(words, names))
 
 
 def _say(words: str, names: Names) -> Say:
@@ -220,13 +222,15 @@ def _optional(words: str, names: Names) -> Say:
 
 
 def _group(group: str, form: str | None, names: Names) -> Say:
-    """The reading of a group; or the noun that it counts, "foot/feet"; or, for "unit of n", the unit as the group n asks for."""
+    """The reading of a group. form: "foot/feet": the singular or the plural of a noun that the group counts. "unit of n": the noun that the
+    group names, in the singular or the plural by the number in the group n. Else a name of `names.spellings`; None: an amount."""
     name: str | int = 0 if group == "all" else group
     if form and "/" in form:
         one, plural_noun = form.split("/")
         return lambda match: one if _is_single(match, name) else plural_noun
     if form and " of " in form and form not in names.spellings:
         noun, counter = form.split(" of ")
+        # A noun is a pair: False is the index of its singular, True of its plural.
         return lambda match: names.nouns[noun](match[name])[not _is_single(match, 0 if counter == "all" else counter)]
     spell: Spell = names.spellings[form] if form else amount
     return lambda match: spell(match[name])

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 
 from omnistage.models.smol.spoken.characters import CURRENCY_SIGNS, GREEK, SUPERSCRIPTS
-from omnistage.models.smol.spoken.numbers import ONES, amount, bare, cardinal, digits, letters, name, ordinal, parse_number, plural
+from omnistage.models.smol.spoken.numbers import amount, bare, cardinal, digits, letters, name, ordinal, parse_number, plural
 from omnistage.models.smol.spoken.rules import Say, Spell, after, before, read_lists, read_short_forms
 
 BOOKS, SHORT_BOOKS = frozenset(read_lists()["books"]), read_short_forms()["book"]
@@ -37,7 +37,8 @@ def _power(power: str) -> str:
     if power in ("2", "3"):
         return "squared" if power == "2" else "cubed"
     if power[-1] in "-+":  # The charge of an ion.
-        return f"{amount(power[:-1]) if power[:-1].isdecimal() else ''} {'plus' if power[-1] == '+' else 'minus'}".strip()
+        count = amount(power[:-1]) if power[:-1].isdecimal() else ""
+        return f"{count} {'plus' if power[-1] == '+' else 'minus'}".strip()
     sign = "minus " if power[0] in "-−" else ""
     number = power.lstrip("-−+")
     return f"to the power of {sign}{amount(number) if number.isdecimal() else number}".rstrip()
@@ -49,8 +50,8 @@ def _plain(power: str) -> str:
 
 def _stars(match: re.Match[str]) -> str:
     """★★★★☆ as "four out of five stars"."""
-    stars, every = match.group().count("★"), len(match.group())
-    return f"{cardinal(stars)} stars" if stars == every else f"{cardinal(stars)} out of {cardinal(every)} stars"
+    black, total = match.group().count("★"), len(match.group())
+    return f"{cardinal(black)} stars" if black == total else f"{cardinal(black)} out of {cardinal(total)} stars"
 
 
 def _bind(text: str) -> str:
@@ -70,8 +71,8 @@ def _bar(match: re.Match[str]) -> str:
     """The words for |: the first of |x| opens an absolute value, the second is empty; elsewhere it separates cells, as a comma."""
     if before(match, 1) != "|" and not before(match, 1).isalpha() and _ABSOLUTE.match(match.string, match.start()):
         return "the absolute value of"
-    opened = match.string.rfind("|", max(match.start() - 30, 0), match.start())
-    absolute = _ABSOLUTE.match(match.string, opened) if opened >= 0 else None
+    opener_place = match.string.rfind("|", max(match.start() - 30, 0), match.start())
+    absolute = _ABSOLUTE.match(match.string, opener_place) if opener_place >= 0 else None
     return "" if absolute and absolute.end() == match.end() else ","
 
 
@@ -97,11 +98,7 @@ _SIGN_NAMES = {
     "*": "star",
     "$": "dollar",
     ",": "comma",
-    "'": "",
-    "(": "",
-    ")": "",
-    "!": "",
-    ";": "",
+    **dict.fromkeys("'()!;", ""),
 }
 _PIECES = re.compile(r"[A-Za-zÀ-ÖØ-öø-ÿ]+|\d+|.")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -143,12 +140,13 @@ def _grouped(text: str) -> str:
 
 def _sign_groups(text: str) -> str:
     """Pairs or groups of signs, sign by sign: the address of a network card, a UUID."""
-    return ", ".join(" ".join(ONES[int(one)] if one.isdecimal() else one.upper() for one in group) for group in re.split("[:-]", text))
+    groups = ([digits(sign) or sign.upper() for sign in group] for group in re.split("[:-]", text))
+    return ", ".join(map(" ".join, groups))
 
 
 def _digits_and_letters(text: str) -> str:
     """Digits of any base, and the colons of an IPv6 address, sign by sign."""
-    return " ".join("colon" if one == ":" else ONES[int(one)] if one.isdecimal() else letters(one) for one in text)
+    return " ".join("colon" if sign == ":" else digits(sign) or letters(sign) for sign in text)
 
 
 def _machine(host: str) -> str:

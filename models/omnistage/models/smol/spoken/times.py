@@ -61,20 +61,20 @@ def _month_of_year(match: re.Match[str]) -> str | None:
 def _clock(match: re.Match[str]) -> str | None:
     """A time of day: 7:05 as "seven oh five", 7:00 as "seven o'clock". None for a time that cannot be, or in an equation."""
     groups = match.groupdict()
-    hour, minute, second, half = int(match["hour"]), int(match["minute"]), groups.get("second"), groups["half"]
-    if hour > 24 or (in_equation(match) and not half):
+    hour, minute, second, day_half = int(match["hour"]), int(match["minute"]), groups.get("second"), groups["half"]
+    if hour > 24 or (in_equation(match) and not day_half):
         return None
-    words = [digits(match["hour"]) if match["hour"] in ("00", "0") and not half else cardinal(hour)]
+    words = [digits(match["hour"]) if match["hour"] in ("00", "0") and not day_half else cardinal(hour)]
     if minute:
         words.append(f"oh {ONES[minute]}" if minute < 10 else cardinal(minute))
-    elif not half:
-        hundred = match["hour"].startswith("0") and hour
-        words = [f"{digits(match['hour'])} hundred" if hundred else f"{cardinal(hour)} o'clock"]
+    elif not day_half:
+        is_hundred = match["hour"].startswith("0") and hour  # 07:00
+        words = [f"{digits(match['hour'])} hundred" if is_hundred else f"{cardinal(hour)} o'clock"]
     if second:
         count = amount(second + groups["part"]) if groups["part"] else cardinal(int(second))
         words.append(f"and {count} second" + ("" if second == "01" and not groups["part"] else "s"))
-    if half:
-        words.append(_half(half))
+    if day_half:
+        words.append(_half(day_half))
     if groups.get("utc") or groups.get("ahead"):
         words.append(f"UTC {_clock_ahead(groups['ahead'])}" if groups["ahead"] else "UTC")
     return " ".join((*words, *(groups["zone"] or "").split()))
@@ -97,7 +97,8 @@ def _clock_ahead(text: str) -> str:
     """The words for how far a clock is ahead of UTC: "+05:30" as "plus five thirty"."""
     digit_text = re.sub(r"\D", "", text)
     hours, minutes = (digit_text, "") if len(digit_text) < 3 else (digit_text[:-2], digit_text[-2:])
-    return f"{'plus' if text[0] == '+' else 'minus'} {cardinal(int(hours))}" + (f" {cardinal(int(minutes))}" if minutes.strip("0") else "")
+    minute_words = f" {cardinal(int(minutes))}" if minutes.strip("0") else ""
+    return f"{'plus' if text[0] == '+' else 'minus'} {cardinal(int(hours))}{minute_words}"
 
 
 def _half(half: str) -> str:
