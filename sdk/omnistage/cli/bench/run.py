@@ -38,13 +38,7 @@ SECONDS = 30.0
 """Default length of a level of an open loop, in seconds."""
 
 
-def loads_of(
-    concurrency: str | None,
-    rate: str | None,
-    arrivals: Process | None,
-    burst: int | None,
-    max_open: int | None,
-) -> list[Load]:
+def loads_of(concurrency: str | None, rate: str | None, arrivals: Process | None, burst: int | None, max_open: int | None) -> list[Load]:
     """The levels of a run, by the typed options: a closed loop for each --concurrency, or an open loop for each --rate."""
     if rate is None:
         for option, value in (("--arrivals", arrivals), ("--burst-size", burst), ("--max-open", max_open)):

@@ -228,10 +228,8 @@ def film(
     width, height, sized = sides(size, width, height)
     options = options_of(width=width, height=height, steps=steps, guidance_scale=guidance, negative_prompt=negative, background=background)
     options |= options_of(frames=frames, seconds=seconds, frames_per_second=rate, guidance_scale_2=guidance_2, flow_shift=flow_shift)
-    options |= options_of(
-        step_cache=step_cache, sigmas=numbers(sigmas), options=own_options(words or ()), mask_image=mask, control_image=control
-    )
-    options |= options_of(seed=seed, timeout_s=timeout, max_retries=max_retries)
+    options |= options_of(step_cache=step_cache, sigmas=numbers(sigmas), options=own_options(words or ()), mask_image=mask)
+    options |= options_of(control_image=control, seed=seed, timeout_s=timeout, max_retries=max_retries)
     devices = devices_of(device, address)
     from omnistage.cli.make.drawing import FilmOrder, make_film, out_of
     from omnistage.cli.make.orders import carry_out

@@ -50,7 +50,7 @@ class OutputFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._discard()
+        self._draft.remove()
 
     def write(self, fill: Callable[[Path], None]) -> None:
         """Call `fill` with the path of a draft, which it writes, and put the draft in the file's place. Raises RequestError if that
@@ -79,9 +79,6 @@ class OutputFile:
                 place.unlink(missing_ok=True)
             return None
         return place
-
-    def _discard(self) -> None:
-        self._draft.remove()
 
 
 class GrowingFile(OutputFile):

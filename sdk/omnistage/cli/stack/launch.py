@@ -371,20 +371,10 @@ def serve(
         checkpoints = by_pipeline(checkpoint or ())
         devices = by_stage(device or (), "--device")
         processes = counts(replicas or (), "--replicas")
-        settings = {
-            name: by_stage(words, flag(name))
-            for name, words in (
-                ("threads", threads),
-                ("max_batch_size", max_batch_size),
-                ("max_batch_tokens", max_batch_tokens),
-                ("kv_cache_bytes", kv_cache_bytes),
-                ("enable_cache", enable_cache),
-                ("tensor_parallel_size", tensor_parallel_size),
-                ("gpu_memory_utilization", gpu_memory_utilization),
-                ("memory_share", memory_share),
-            )
-            if words
-        }
+        stage_words = {"threads": threads, "max_batch_size": max_batch_size, "max_batch_tokens": max_batch_tokens}
+        stage_words |= {"kv_cache_bytes": kv_cache_bytes, "enable_cache": enable_cache, "tensor_parallel_size": tensor_parallel_size}
+        stage_words |= {"gpu_memory_utilization": gpu_memory_utilization, "memory_share": memory_share}
+        settings = {name: by_stage(words, flag(name)) for name, words in stage_words.items() if words}
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     servers = ServerOptions(

@@ -182,14 +182,7 @@ def warn(layout: Layout, notices: Notices) -> None:
 
 
 def announce(
-    notices: Notices,
-    address: str,
-    layout: Layout,
-    *,
-    pid: int = 0,
-    http: str = "",
-    metrics: str = "",
-    log_folder: str = "",
+    notices: Notices, address: str, layout: Layout, *, pid: int = 0, http: str = "", metrics: str = "", log_folder: str = ""
 ) -> None:
     """Print where a stack serves. layout: its first pipeline serves, and its others are starting. pid: of the launcher; 0: this process is
     it. http: HOST:PORT of the gateway. metrics: HOST:PORT of the metrics of all processes. log_folder: where the processes' output goes;
