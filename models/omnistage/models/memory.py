@@ -153,7 +153,7 @@ def _sizes(context: int, options: LoadOptions, row_bytes: int, max_bytes: int, *
 
 def power_of_two(limit: int) -> int:
     """The largest power of two that is at most `limit`; 0: there is none."""
-    return 1 << limit.bit_length() >> 1
+    return (1 << limit.bit_length()) >> 1
 
 
 class Sized(Protocol):

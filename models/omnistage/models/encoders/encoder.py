@@ -308,9 +308,8 @@ class WhisperLayer:
         keys = weight(f"{attention}.k_proj.bias") if has_key_bias else torch.zeros_like(queries)
         self._heads = heads
         self._attention_norm = LayerNorm.of(weight, f"{name}.self_attn_layer_norm")
-        self._query_key_value = linear(
-            torch.cat([weight(f"{attention}.{part}_proj.weight") for part in "qkv"]), torch.cat((queries, keys, values))
-        )
+        matrix = torch.cat([weight(f"{attention}.{part}_proj.weight") for part in "qkv"])
+        self._query_key_value = linear(matrix, torch.cat((queries, keys, values)))
         self._output = _product(weight, f"{attention}.out_proj", linear)
         self._ffn_norm = LayerNorm.of(weight, f"{name}.final_layer_norm")
         self._up, self._down = (_product(weight, f"{name}.{part}", linear) for part in ("fc1", "fc2"))

@@ -125,21 +125,16 @@ class MediaPreprocessing:
         FILM_SHARE of the model's `context` rows."""
         picture, film, film_rows = self.picture, self.film, int(context * FILM_SHARE)
         picture_pixels, film_pixels = most_rows * picture.factor**2, most_rows * film.factor**2
-        return replace(
-            self,
-            picture=replace(
-                picture,
-                min_pixels=min(picture.min_pixels, grown_to(most_rows, picture.factor)),
-                max_pixels=min(picture.max_pixels, picture_pixels),
-            ),
-            film=replace(
-                film,
-                min_pixels=min(film.min_pixels, grown_to(most_rows, film.factor)),
-                max_pixels=min(film.max_pixels, film_pixels),
-                total_pixels=min(film_pixels, film_rows * film.factor**2),
-                most_tokens=film_rows,
-            ),
+        min_pixels = min(picture.min_pixels, grown_to(most_rows, picture.factor))
+        bounded_picture = replace(picture, min_pixels=min_pixels, max_pixels=min(picture.max_pixels, picture_pixels))
+        bounded_film = replace(
+            film,
+            min_pixels=min(film.min_pixels, grown_to(most_rows, film.factor)),
+            max_pixels=min(film.max_pixels, film_pixels),
+            total_pixels=min(film_pixels, film_rows * film.factor**2),
+            most_tokens=film_rows,
         )
+        return replace(self, picture=bounded_picture, film=bounded_film)
 
 
 class MediaReader:

@@ -175,9 +175,8 @@ class Preparation:
     @classmethod
     def of(cls, folder: Path, config: MediaSizes) -> Self:
         """Read the preparation from the folder of a checkpoint. Raises BadCheckpoint."""
-        return cls(
-            read_pictures(folder, config.vision), Spectrograms(folder, config.audio.mel_bins, adds_silence=config.audio.adds_silence)
-        )
+        audio = config.audio
+        return cls(read_pictures(folder, config.vision), Spectrograms(folder, audio.mel_bins, adds_silence=audio.adds_silence))
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,14 +237,8 @@ class Ready:
             },
         )
         encoders = Worker("encoders", options.threads)
-        asks = preprocessing_of(
-            config,
-            preparation.pictures,
-            preparation.spectrograms.sample_rate_hz,
-            sizes.medium_rows,
-            cache.context,
-            thinker_options.film_fps,
-        )
+        rate_hz, film_fps = preparation.spectrograms.sample_rate_hz, thinker_options.film_fps
+        asks = preprocessing_of(config, preparation.pictures, rate_hz, sizes.medium_rows, cache.context, film_fps)
         reader = _reader(asks, config, parts, preparation, sizes, encoders, info.revision, together=together)
         return cls(started.engine, reader, encoders, info, cache.context, team)
 
@@ -307,9 +300,8 @@ def encoded_rows(parts: ThinkerParts, colours: Normalization) -> tuple[bool, lis
     side, chunk = eyes.patch_size * eyes.merge, ears.chunk
     sizes = ((2, 3), (5, 9), (8, 4))
     pictures = [random.integers(0, 256, (eyes.frames, rows * side, columns * side, 3), np.uint8) for rows, columns in sizes]
-    sounds = [
-        torch.from_numpy(random.standard_normal((frames, ears.mel_bins), np.float32)) for frames in (chunk // 3, 2 * chunk, chunk + 7)
-    ]
+    frame_counts = (chunk // 3, 2 * chunk, chunk + 7)
+    sounds = [torch.from_numpy(random.standard_normal((frames, ears.mel_bins), np.float32)) for frames in frame_counts]
     with torch.inference_mode():
         single_rows = [*_encode_each(picture_pass(parts.vision, colours), pictures), *_encode_each(sound_pass(parts.audio), sounds)]
         joint_rows = [*picture_pass(parts.vision, colours)(pictures, _nothing), *sound_pass(parts.audio)(sounds, _nothing)]

@@ -102,10 +102,9 @@ class VisionEncoder:
 def _block(weight: Need, name: str, linear: LinearMaker) -> _Block:
     """Read one layer. name: beginning of the names of its weights."""
 
-    def fused(*names: str) -> Linear:
-        return linear(
-            torch.cat([weight(f"{name}.{each}.weight") for each in names]), torch.cat([weight(f"{name}.{each}.bias") for each in names])
-        )
+    def fused(*parts: str) -> Linear:
+        matrix = torch.cat([weight(f"{name}.{part}.weight") for part in parts])
+        return linear(matrix, torch.cat([weight(f"{name}.{part}.bias") for part in parts]))
 
     return _Block(
         attention_norm=weight(f"{name}.norm1.weight").clone(),

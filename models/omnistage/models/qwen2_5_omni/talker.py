@@ -37,14 +37,8 @@ class Qwen2_5Talker(RowTalker):
     def __init__(self, config: TalkerConfig, engine: Engine, added: AddedRows, info: ModelInfo, context: int) -> None:
         """See RowTalker."""
         codec = config.codec
-        manner = Manner(
-            AXES,
-            CODES_PORT,
-            config.block,
-            ends=frozenset({codec.eos, codec.pad}),
-            silent=config.silent,
-            seen=frozenset({codec.mask, codec.pad, codec.bos}),
-        )
+        ends, penalized = frozenset({codec.eos, codec.pad}), frozenset({codec.mask, codec.pad, codec.bos})
+        manner = Manner(AXES, CODES_PORT, config.block, ends=ends, silent=config.silent, seen=penalized)
         super().__init__(manner, engine, added, info, context)
         self.config = config
 

@@ -84,11 +84,7 @@ def _voice(place: str, values: object, sizes: VoiceSizes) -> Voice:
     # Without `sizes.tokens` there is no upper bound.
     if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < (sizes.tokens or token + 1):
         raise BadCheckpoint(f"{place}: 'bos_token' is {str(token)[:80]}, which is no token of the Thinker")
-    return Voice(
-        token,
-        _tensor(place, values, "cond", (1, sizes.speaker)),
-        _tensor(place, values, "ref_mel", (1, 0, sizes.mel_bins)),
-    )
+    return Voice(token, _tensor(place, values, "cond", (1, sizes.speaker)), _tensor(place, values, "ref_mel", (1, 0, sizes.mel_bins)))
 
 
 def _tensor(place: str, values: dict[object, object], name: str, shape: tuple[int, ...]) -> torch.Tensor:

@@ -187,11 +187,7 @@ def _audio(config: Config, row_size: int) -> AudioConfig:
     if (window := config.size("n_window_infer")) < chunk:
         raise BadCheckpoint(f"{config.place}: 'n_window_infer' is {window}: it must be twice 'n_window' or more, {chunk}")
     audio = AudioConfig(
-        **audio_sizes(config),
-        chunk=chunk,
-        window_chunks=window // chunk,
-        channels=config.size("downsample_hidden_size"),
-        row_size=row_size,
+        **audio_sizes(config), chunk=chunk, window_chunks=window // chunk, channels=config.size("downsample_hidden_size"), row_size=row_size
     )
     if audio.hidden_size % (2 * audio.heads) or audio.hidden_size < 4:
         raise BadCheckpoint(f"{config.place}: 'd_model' {audio.hidden_size} is not {audio.heads} heads of an even size")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 
 import numpy as np
@@ -88,19 +88,12 @@ def load_talker(folder: Path, options: LoadOptions) -> Qwen3Talker:
     limits = limits_of(options)
     predictor = Predictor(parts.predictor, parts.heads, parts.first, limits.max_sequences)
     cache, kv_bytes = cache_of_rows(parts.decoder, config.row_size, options, config.decoder.context, user_context)
-    started = Started.of(
-        parts.decoder,
-        lambda logits: FrameHead(logits, predictor, config.groups, {config.codec.eos}),
-        folder,
-        options,
-        limits=limits,
-        kv_bytes=kv_bytes,
-    )
+    head = partial(FrameHead, predictor=predictor, codes=config.groups, ends={config.codec.eos})
+    started = Started.of(parts.decoder, head, folder, options, limits=limits, kv_bytes=kv_bytes)
+    results = compute_on_thread(predictor.fixed_results, options.threads)
     info = ModelInfo(
         name=name_of(folder) + "-talker",
-        revision=started.revision(
-            CODE_REVISION, results=compute_on_thread(predictor.fixed_results, options.threads), settings=str(cache.context)
-        ),
+        revision=started.revision(CODE_REVISION, results=results, settings=str(cache.context)),
         accepts=row_ports(config.row_size, started.dtype, place=PLACE),
         produces=(codes_port(config.groups, config.rate_hz),),
         max_sessions=options.sessions,

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as distributed
@@ -201,11 +201,6 @@ class Team:
             self.close()
             raise
 
-    @classmethod
-    def for_options(cls, reader: str, folder: Path, options: LoadOptions) -> Self | None:
-        """A team; None: the options ask for a single rank."""
-        return cls(reader, folder, options) if options.tensor_parallel_size > 1 else None
-
     @property
     def processes(self) -> tuple[int, ...]:
         """Process ids of the other ranks."""
@@ -353,8 +348,10 @@ def load_in_team(reader: Callable[..., object], folder: Path, options: LoadOptio
     """Call `load` with the options of the first rank and a team of the others (None: there is a single rank), and return its result.
     reader: a function of a module with which each other rank reads its part, see `rank.RankReader`. If `load` fails, the other ranks end.
     Raises what `load` raises, and LoadError."""
+    team: Team | None = None
     with contextlib.ExitStack() as undo:
-        if team := Team.for_options(f"{reader.__module__}:{reader.__name__}", folder, options):
+        if options.tensor_parallel_size > 1:
+            team = Team(f"{reader.__module__}:{reader.__name__}", folder, options)
             undo.callback(team.close)
         try:
             loaded = load(options_of(options, 0), team)

@@ -161,7 +161,7 @@ class Trial:
 
     def most(self, shape: Hashable, waiting_count: int) -> int:
         """Number of windows of this shape to compute together. waiting_count: number of windows that wait."""
-        sizes = next((sizes[shape] for sizes in self.together.values() if shape in sizes), ())
+        sizes = next((by_shape[shape] for by_shape in self.together.values() if shape in by_shape), ())
         return next((size for size in sizes if size <= waiting_count), 1)
 
     @property
@@ -261,7 +261,8 @@ class _Trying(Generic[Job]):
         """The numbers of windows, out of `sizes`, that have the same bits in one step as each window alone; descending. first_results: the
         results of the first windows."""
         seeds = range(len(first_results), max(sizes, default=0))
-        expected = [*first_results, *(self.alone(seeds)[0] if seeds else [])]
+        further_results = self.alone(seeds)[0] if seeds else []
+        expected = [*first_results, *further_results]
         return tuple(size for size in sizes if all(map(torch.equal, self.step(size), expected)))
 
     def seconds(self, size: int, aside: Aside | None = None) -> float:

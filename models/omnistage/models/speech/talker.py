@@ -146,12 +146,8 @@ class Opening:
         # Cloned, because the rest may be few rows, and a view of them would keep all rows in memory.
         self._unread = [rows[count:].clone()]
         self._read += count
-        return [_with_digest(rows[first : min(first + PAGE_ROWS, count)]) for first in range(0, count, PAGE_ROWS)]
-
-
-def _with_digest(page: torch.Tensor) -> Page:
-    """A page of rows with the digest of their bits."""
-    return page, hashlib.sha256(array_of(page).data).digest()
+        pages = [rows[first : min(first + PAGE_ROWS, count)] for first in range(0, count, PAGE_ROWS)]
+        return [(page, hashlib.sha256(array_of(page).data).digest()) for page in pages]
 
 
 async def next_rows(inputs: AsyncIterator[Piece]) -> Piece:
@@ -403,6 +399,7 @@ def cache_of_rows(decoder: PackedDecoder, row_size: int, options: LoadOptions, c
     kv_row, spec = page_bytes(decoder.spec) // PAGE_ROWS, decoder.spec
     row_bytes = kv_row + (row_size * spec.dtype.itemsize if spec.device.type == "cpu" else 0)
     cache = CacheSize.choose(options, row_bytes=row_bytes, context=context, user_context=user_context)
+    # The cache counts whole rows; of each row, keys and values take `kv_row` bytes.
     return cache, cache.kv_bytes // row_bytes * kv_row
 
 

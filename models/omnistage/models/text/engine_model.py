@@ -114,7 +114,7 @@ class Started:
             attention=attention,
             followers=followers,
         )
-        dtype = _name(decoder.spec.dtype)
+        dtype = str(decoder.spec.dtype).removeprefix("torch.")
         option_values: dict[str, object] = {"dtype": dtype, "max_batch_size": limits.max_sequences, "max_batch_tokens": limits.max_rows}
         if team is not None:
             option_values["tensor_parallel_size"] = options.tensor_parallel_size
@@ -149,10 +149,6 @@ def choose_dtype(options: LoadOptions) -> torch.dtype:
     if name not in _DTYPES:
         raise LoadError(f"dtype must be one of {', '.join(_DTYPES)}, got {name!r}")
     return _DTYPES[name]
-
-
-def _name(dtype: torch.dtype) -> str:
-    return next(name for name, candidate in _DTYPES.items() if candidate == dtype)
 
 
 def limits_of(options: LoadOptions, rows: int = 0) -> SchedulerLimits:

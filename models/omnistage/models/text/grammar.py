@@ -122,5 +122,6 @@ def _reason(message: str) -> str:
     """The line of the library's message that names the fault, at most _MAX_REASON_CHARACTERS long. Lines that say where the fault is are
     left out, because the user has not written the grammar."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    line = next((line for line in lines if line.startswith("error: ")), lines[0] if lines else "cannot be read")
+    first_line = lines[0] if lines else "cannot be read"
+    line = next((line for line in lines if line.startswith("error: ")), first_line)
     return line.removeprefix("error: ")[:_MAX_REASON_CHARACTERS]

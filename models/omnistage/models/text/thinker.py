@@ -226,9 +226,9 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
     async def _say(self, prepared: P, ports: Wanted) -> AsyncGenerator[TextPiece | TensorRows, None]:
         """Yields verbatim text whose rows are not wanted, without the engine."""
         request = prepared.request
-        answer = await self._worker.run(
-            partial(AnswerAssembler, Detokenizer(self.tokenizer.piece), ports, history=request.history, finished=request.finished)
-        )
+        detokenizer = Detokenizer(self.tokenizer.piece)
+        assemble = partial(AnswerAssembler, detokenizer, ports, history=request.history, finished=request.finished)
+        answer = await self._worker.run(assemble)
         for piece in _verbatim_pieces(answer, prepared):
             yield piece
 

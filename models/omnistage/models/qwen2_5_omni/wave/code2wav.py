@@ -275,9 +275,8 @@ def load_code2wav(folder: Path, options: LoadOptions) -> FlowCode2Wav:
         name: schedule_of(sizes, wave_options.lookahead or blocks_ahead, config.block_codes)
         for name, (sizes, blocks_ahead) in SCHEDULES.items()
     }
-    trial = compute_on_thread(
-        partial(try_windows, WindowTrials(config, windows), schedules, workers, max_windows=options.max_batch_size), options.threads
-    )
+    run_trial = partial(try_windows, WindowTrials(config, windows), schedules, workers, max_windows=options.max_batch_size)
+    trial = compute_on_thread(run_trial, options.threads)
     # Twice, because a flow has the state of the previous window while it fills the state for the next window.
     sessions, reason = sessions_of(2 * solver.evaluations * math.prod(windows.dit.kept_shape()) * FLOAT_BYTES, options)
     info = ModelInfo(

@@ -31,11 +31,7 @@ many blocks back and ahead."""
 MOST_BLOCK_FRAMES = 1 << 12
 """Largest number of frames of a block, because every speech has memory for a block. The published number is 24."""
 
-_VOCODER = {
-    "upsample_rates": (5, 3, 2, 2, 2, 2),
-    "upsample_kernel_sizes": (11, 7, 4, 4, 4, 4),
-    "resblock_kernel_sizes": (3, 7, 11),
-}
+_VOCODER = {"upsample_rates": (5, 3, 2, 2, 2, 2), "upsample_kernel_sizes": (11, 7, 4, 4, 4, 4), "resblock_kernel_sizes": (3, 7, 11)}
 _DILATIONS = ((1, 3, 5),) * 3
 """The published values, here and above. They decide on how many frames a sample depends (vocoder.FIELD), and so where sound may be cut into
 windows."""

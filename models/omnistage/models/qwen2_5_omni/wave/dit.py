@@ -134,9 +134,8 @@ class Dit:
         def compute(branches: slice) -> None:
             with torch.inference_mode():
                 edges = _Edges.of(frames, state_in, state_out, keep, branches)
-                branch_slopes[:, branches] = self._run_net(
-                    points, conditions.view(windows, BRANCHES, padded, -1)[:, branches], evaluation_ids, edges
-                )
+                branch_conditions = conditions.view(windows, BRANCHES, padded, -1)[:, branches]
+                branch_slopes[:, branches] = self._run_net(points, branch_conditions, evaluation_ids, edges)
 
         if aside is None:
             compute(slice(0, BRANCHES))

@@ -192,17 +192,16 @@ class Vocoder:
             shape = (channels, channels, size)
             return _Convolution(weight(f"{name}.{part}.weight", shape), weight(f"{name}.{part}.bias", shape[:1]), dilation)
 
-        return _Residual(
-            [
-                (
-                    self._read_activation(weight, f"{name}.activations.{2 * step}", channels),
-                    convolution(f"convs1.{step}", dilation),
-                    self._read_activation(weight, f"{name}.activations.{2 * step + 1}", channels),
-                    convolution(f"convs2.{step}", 1),
-                )
-                for step, dilation in enumerate(self.config.block_dilations[block])
-            ]
-        )
+        steps = [
+            (
+                self._read_activation(weight, f"{name}.activations.{2 * step}", channels),
+                convolution(f"convs1.{step}", dilation),
+                self._read_activation(weight, f"{name}.activations.{2 * step + 1}", channels),
+                convolution(f"convs2.{step}", 1),
+            )
+            for step, dilation in enumerate(self.config.block_dilations[block])
+        ]
+        return _Residual(steps)
 
     def _read_activation(self, weight: ShapedNeed, name: str, channels: int) -> _Activation:
         frequency, height = (weight(f"{name}.act.{part}", (channels,)).exp().unsqueeze(1) for part in ("alpha", "beta"))

@@ -281,20 +281,14 @@ def load_code2wav(folder: Path, options: LoadOptions) -> CausalCode2Wav:
         windows = Windows(net)
     workers = [Worker(f"wave {number}", options.threads) for number in range(workers_of(wave_options.workers, options, device))]
     schedules = {name: schedule_of(sizes, config.frames_before) for name, sizes in SCHEDULES.items()}
-    trial = compute_on_thread(
-        partial(try_windows, WindowTrials(windows), schedules, workers, max_windows=options.max_batch_size), options.threads
-    )
+    run_trial = partial(try_windows, WindowTrials(windows), schedules, workers, max_windows=options.max_batch_size)
+    trial = compute_on_thread(run_trial, options.threads)
     # Twice, because a speech keeps the state before a window until the window is done, and then has the state after it too.
     sessions, reason = sessions_of(2 * windows.net.start(1).bytes, options)
     info = ModelInfo(
         name=name_of(folder) + "-code2wav",
         revision=revision(
-            folder,
-            CODE_REVISION,
-            dtype="float32",
-            device=hardware(options.device),
-            threads=options.threads,
-            results=trial.results,
+            folder, CODE_REVISION, dtype="float32", device=hardware(options.device), threads=options.threads, results=trial.results
         ),
         accepts=(codes_port(config.codebooks, config.frame_rate_hz),),
         produces=(PortSpec(AUDIO, Content.AUDIO, rate_hz=SAMPLE_RATE_HZ, width=1),),

@@ -69,10 +69,9 @@ class CausalNet:
             before = ConvolutionInputs(states)
             samples = self._make_samples(hidden, before)
             inputs = [tuple(before.left(speech)) for speech in range(len(states))]
-        after = zip(states, key_counts, keys, inputs, strict=True)
-        return samples, [
-            WaveState(state.place + frames, count, state_keys, state_inputs) for state, count, state_keys, state_inputs in after
-        ]
+        parts = zip(states, key_counts, keys, inputs, strict=True)
+        after = [WaveState(state.place + frames, count, state_keys, state_inputs) for state, count, state_keys, state_inputs in parts]
+        return samples, after
 
     def _run_layers(self, x: torch.Tensor, states: Sequence[WaveState]) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Run the layers. x: [speeches, frames, hidden_size]. Returns (the output, in the same shape; for each speech the keys and values
