@@ -226,9 +226,11 @@ class Ledger:
     def take(self, host: str, size_bytes: int) -> bool:
         """Count more bytes for a host. Returns False, and counts nothing, if there is no room for them. As in host/places.py, a host gets
         HOST_SHARE of what the others leave, and a host that holds nothing gets what is free."""
-        free_bytes, of_host = self._limit_bytes - self._held_bytes.total() - size_bytes, self._held_bytes[host] + size_bytes
-        shared_bytes = free_bytes + of_host if self._held_bytes[host] else self._limit_bytes
-        if free_bytes < 0 or of_host > HOST_SHARE * shared_bytes:
+        host_bytes = self._held_bytes[host] + size_bytes
+        free_bytes = self._limit_bytes - self._held_bytes.total() - size_bytes
+        # A host gets its share of what the others leave, or, if it holds nothing, its share of everything.
+        available_bytes = free_bytes + host_bytes if self._held_bytes[host] else self._limit_bytes
+        if free_bytes < 0 or host_bytes > HOST_SHARE * available_bytes:
             return False
         self._held_bytes[host] += size_bytes
         return True
@@ -248,12 +250,13 @@ class HeldMemory:
         self._sizes = [0] * len(ledgers)
 
     def take(self, size_bytes: int) -> None:
-        """Count more bytes. Raises ApiError if there is no room for them: 503 now, 413 ever."""
+        """Count more bytes. Raises ApiError: 413 if the request can never have so many, 503 if there is no room for them now."""
         for number, ledger in enumerate(self._ledgers):
             if ledger.take(self._host, size_bytes):
                 self._sizes[number] += size_bytes
                 return
-        if (needed_bytes := self.held_bytes + size_bytes) > sum(ledger.host_limit_bytes for ledger in self._ledgers):
+        needed_bytes = self.held_bytes + size_bytes
+        if needed_bytes > sum(ledger.host_limit_bytes for ledger in self._ledgers):
             text = (
                 f"the request takes {needed_bytes >> 20} MiB of memory with the copies for each of its answers, more than there is for it"
             )
@@ -261,17 +264,18 @@ class HeldMemory:
         raise ApiError(503, self._refusal, code="overloaded", reason="OVERLOADED", retry_after_s=1.0)
 
     def resize(self, size_bytes: int) -> None:
-        """Hold so many bytes in place of those before. Raises ApiError if there is no room for more. Fewer are always granted, also if
-        other hosts came meanwhile and made the share of this one smaller."""
+        """Hold so many bytes in place of those before. Raises ApiError if these are more and there is no room for them. Fewer bytes are
+        always granted, even if other hosts have come and this host's share has become smaller."""
         growth_bytes = size_bytes - self.held_bytes
         if growth_bytes > 0:
             self.take(growth_bytes)
             return
+        surplus_bytes = -growth_bytes
         for number, ledger in enumerate(self._ledgers):
-            freed_bytes = min(-growth_bytes, self._sizes[number])
+            freed_bytes = min(surplus_bytes, self._sizes[number])
             ledger.give_back(self._host, freed_bytes)
             self._sizes[number] -= freed_bytes
-            growth_bytes += freed_bytes
+            surplus_bytes -= freed_bytes
 
     @property
     def held_bytes(self) -> int:

@@ -57,7 +57,7 @@ async def begin_pieces(pieces: Pieces) -> Pieces:
     try:
         first = await anext(pieces)
     except StopAsyncIteration:
-        first = b""
+        first = b""  # There are no pieces; `_from` yields no empty one.
     except BaseException:
         await pieces.aclose()
         raise
@@ -80,33 +80,33 @@ def as_error(failure: ApiError) -> bytes:
     return as_event(failure.body)
 
 
-Telling = Callable[[ApiError], bytes]
+ErrorPiece = Callable[[ApiError], bytes]
 """Makes the last piece of a stream, which reports an error to the client."""
 
 
 async def stream_response(
-    request: Request, pieces: Pieces, fields: Mapping[str, str], *, media_type: str = EVENTS, telling: Telling | None = as_error
+    request: Request, pieces: Pieces, fields: Mapping[str, str], *, media_type: str = EVENTS, error_piece: ErrorPiece | None = as_error
 ) -> Response:
     """A response that sends pieces as they come. An error before the first piece is raised; a later error is reported in a last piece.
-    fields: as in `of_omni`. telling: makes the last piece; None: the form of the answer cannot carry an error, so the connection is broken
-    off."""
+    fields: as in `of_omni`. error_piece: makes that last piece; None: the form of the answer cannot carry an error, so the connection is
+    broken off."""
     account: HttpAccount = request.state.account
     with in_words_of(fields):
-        first = await unless_gone(request, begin_pieces(pieces))
-    return StreamedResponse(_with_errors(first, account, fields, telling), media_type)
+        begun_pieces = await unless_gone(request, begin_pieces(pieces))
+    return StreamedResponse(_with_errors(begun_pieces, account, fields, error_piece), media_type)
 
 
-async def _with_errors(pieces: Pieces, account: HttpAccount, fields: Mapping[str, str], telling: Telling | None) -> Pieces:
-    """Yields the pieces. If an error ends them, notes it in the account, and yields the piece that `telling` makes of it."""
+async def _with_errors(pieces: Pieces, account: HttpAccount, fields: Mapping[str, str], error_piece: ErrorPiece | None) -> Pieces:
+    """Yields the pieces. If an error ends them, notes it in the account, and yields the piece that `error_piece` makes of it."""
     try:
         async for piece in pieces:
             yield piece
     except (OmniError, ApiError) as error:
         failure = of_omni(error, fields) if isinstance(error, OmniError) else error
         account.failed(failure)
-        if telling is None:
+        if error_piece is None:
             raise BrokenOff from error
-        yield telling(failure)
+        yield error_piece(failure)
     finally:
         await pieces.aclose()
 

@@ -22,12 +22,7 @@ from omnistage.gateway.sound import MEDIA_TYPES, RATE_HZ, RAW, check_format, enc
 
 FORMAT = "response_format"
 
-SPEECH_FIELDS = fields_of(
-    "input",
-    {
-        "encoding": FORMAT,
-    },
-)
+SPEECH_FIELDS = fields_of("input", {"encoding": FORMAT})
 """The field of this interface, by the name that the client library and the stages use."""
 
 FIXED_RATE = (*RAW, "opus")
@@ -73,10 +68,8 @@ def speech_routes(door: Door) -> APIRouter:
             events = visitor.account.ask(visitor.omni.stream_say, body.input, **options)
         if body.stream_format == "sse":
             return await stream_response(request, _speech_events(events, body.response_format), SPEECH_FIELDS)
-        media_type = MEDIA_TYPES[body.response_format]
-        return await stream_response(
-            request, file_of(events, body.response_format, FORMAT), SPEECH_FIELDS, media_type=media_type, telling=None
-        )
+        pieces = file_of(events, body.response_format, FORMAT)
+        return await stream_response(request, pieces, SPEECH_FIELDS, media_type=MEDIA_TYPES[body.response_format], error_piece=None)
 
     return router
 
@@ -127,10 +120,8 @@ def sound_routes(door: Door) -> APIRouter:
             events = visitor.account.ask(visitor.omni.stream_sound, body.prompt, outputs=outputs, **options)
         if body.stream_format == "sse":
             return await stream_response(request, _sound_events(events, body.response_format), SOUND_FIELDS)
-        media_type = MEDIA_TYPES[body.response_format]
-        return await stream_response(
-            request, file_of(events, body.response_format, FORMAT), SOUND_FIELDS, media_type=media_type, telling=None
-        )
+        pieces = file_of(events, body.response_format, FORMAT)
+        return await stream_response(request, pieces, SOUND_FIELDS, media_type=MEDIA_TYPES[body.response_format], error_piece=None)
 
     return router
 

@@ -35,7 +35,7 @@ LEAST_TOP_P = 1e-6
 """Sent in place of OpenAI's 0, which means that only the likeliest token is taken."""
 
 
-def few(value: object, max_keys: int) -> object:
+def limit_keys(value: object, max_keys: int) -> object:
     """Return `value`. Raises an error for an object with more than `max_keys` keys, before other code looks at them."""
     if isinstance(value, dict) and len(value) > max_keys:
         raise PydanticCustomError("too_many_keys", "Object should have at most {most} keys", {"most": max_keys})
@@ -55,7 +55,7 @@ class Body(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _bounded(cls, body: object) -> object:
+    def _check_size(cls, body: object) -> object:
         """Refuse too many keys, and too long texts, before the fields are validated: each unknown key would be an error of its own,
         which takes more than a KiB. Leave out what is null."""
         if not isinstance(body, dict):
@@ -63,8 +63,15 @@ class Body(BaseModel):
         for name, value in body.items():
             if name not in cls._media and isinstance(value, str) and len(value) > MAX_TEXT_CHARACTERS:
                 raise invalid(name, f"has {len(value)} characters of text; at most {MAX_TEXT_CHARACTERS} are allowed")
-        few(body, MAX_KEYS)
+        limit_keys(body, MAX_KEYS)
+        # A null in an unknown field stays, so that the field is refused.
         return {name: _without_nulls(name, value) for name, value in body.items() if value is not None or name not in cls.model_fields}
+
+    def refuse(self, *names: str) -> None:
+        """Raises ApiError if one of these fields has a value: a client would expect that the value changes the answer."""
+        for name in names:
+            if getattr(self, name) not in (None, [], {}, False):
+                raise unsupported_error(name, "nothing here does that yet; leave it out")
 
 
 def _without_nulls(name: str, value: Any) -> Any:
@@ -160,13 +167,6 @@ class DrawnBody(Body):
         return {name: getattr(self, name) for name in DrawnBody.model_fields}
 
 
-def refuse(body: Body, *names: str) -> None:
-    """Raises ApiError if one of these fields has a value, because the value should change the answer and cannot."""
-    for name in names:
-        if getattr(body, name) not in (None, [], {}, False):
-            raise unsupported_error(name, "nothing here does that yet; leave it out")
-
-
 B = TypeVar("B", bound=BaseModel)
 
 FORM, JSON = "multipart/form-data", "application/json"
@@ -226,7 +226,7 @@ class _Parsed(APIRoute):
     """A route that takes the JSON of the body from the guard."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """As of a route of GET, if this is a HEAD for one."""
+        """Match as a route does, but a HEAD matches like a GET if this is a route of GET."""
         return super().matches({**scope, "method": "GET"} if self._is_head(scope) else scope)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -243,7 +243,7 @@ class _Parsed(APIRoute):
         handle = super().get_route_handler()
 
         async def parsed(request: Request) -> Response:
-            request._json = request.scope["state"]["json"]
+            request._json = request.scope["state"]["json"]  # Where Starlette keeps a body that was parsed.
             return await handle(request)
 
         return parsed

@@ -29,7 +29,6 @@ from omnistage.gateway.body import (
     ToolChoice,
     Voice,
     new_router,
-    refuse,
     seed_of,
     top_p_of,
 )
@@ -69,11 +68,10 @@ async def _ask_all(door: Door, visitor: Visitor, body: ChatRequest, pipeline: st
     turns = await turns_of(body.messages, lambda name: transcripts.get(visitor.who, name), fetch, use_audio=body.hears_films)
     body.messages.clear()  # The turns have what was in them, and go with this call.
     voice = await door.offer.voice(body.audio.voice if body.audio else None)
-    options = [options_of(body, pipeline, voice, number) for number in range(body.n or 1)]
-    calls = [door.options(visitor, **one) for one in options]
-    for number, call in enumerate(calls[1:], 1):
-        call["request_id"] += f"-{number}"
-    return [visitor.account.ask(visitor.omni.stream_chat, turns, **call) for call in calls]
+    options = [door.options(visitor, **options_of(body, pipeline, voice, number)) for number in range(body.n or 1)]
+    for number, further_options in enumerate(options[1:], 1):
+        further_options["request_id"] += f"-{number}"  # To a router, calls with one id are the same request.
+    return [visitor.account.ask(visitor.omni.stream_chat, turns, **each) for each in options]
 
 
 def _frame(visitor: Visitor, body: ChatRequest, pipeline: str) -> dict[str, Any]:
@@ -88,9 +86,9 @@ async def _completion(
     """The whole completion, as one object. answers: the events of each answer. frame: see `_frame`."""
     encoders = [new_encoder(body.sound_format, RATE_HZ, "audio.format") for _ in answers if body.is_spoken]
     deltas: list[list[TextDelta]] = [[] for _ in answers]
-    done = await collect_all([_note_text(events, noted) for events, noted in zip(answers, deltas, strict=True)])
+    whole_answers = await collect_all([_note_text(events, noted) for events, noted in zip(answers, deltas, strict=True)])
     choices = []
-    for number, answer in enumerate(done):
+    for number, answer in enumerate(whole_answers):
         message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
         if answer.thought:
             message["reasoning_content"] = answer.thought
@@ -103,7 +101,7 @@ async def _completion(
         logprobs = {"content": rows, "refusal": None} if body.logprobs else None
         reason = FINISHED.get(answer.finish_reason, "stop")
         choices.append({"index": number, "message": message, "finish_reason": reason, "logprobs": logprobs})
-    usage = chat_usage([answer.usage for answer in done])
+    usage = chat_usage([answer.usage for answer in whole_answers])
     return {**frame, "object": "chat.completion", "choices": choices, "usage": usage}
 
 
@@ -163,12 +161,13 @@ class ResponseFormat(StrictBody):
     json_schema: JsonSchema | None = None
 
     @property
-    def kept_to(self) -> dict[str, Any] | None:
+    def answer_schema(self) -> dict[str, Any] | None:
         """The schema that the text keeps to; None: any text is allowed. Raises ApiError."""
         if self.type == "json_schema" and self.json_schema is None:
             raise invalid("response_format.json_schema", "is missing")
         if self.type == "text":
             return None
+        # Any object will do if no schema says which.
         return (self.json_schema.schema_ if self.json_schema else None) or {"type": "object"}
 
 
@@ -219,8 +218,8 @@ class ChatRequest(ConversationBody):
 
     def check(self) -> None:
         """Raises ApiError if the gateway cannot do what is asked."""
-        refuse(
-            *(self, "tools", "functions", "tool_choice", "function_call"),
+        self.refuse(
+            *("tools", "functions", "tool_choice", "function_call"),
             *("logit_bias", "moderation", "prediction", "web_search_options"),
         )
         if self.top_logprobs is not None and not self.logprobs:
@@ -228,7 +227,7 @@ class ChatRequest(ConversationBody):
 
     @property
     def hears_films(self) -> bool:
-        """Whether films are also heard whose parts do not say."""
+        """Whether a film is also heard if its part does not say."""
         return bool(self.mm_processor_kwargs and self.mm_processor_kwargs.use_audio_in_video)
 
     @property
@@ -249,31 +248,26 @@ class ChatRequest(ConversationBody):
         return None if self.seed is None else seed_of(self.seed + number)
 
 
-SAME = (
+SAME_NAMES = (
     *("temperature", "presence_penalty", "frequency_penalty", "stop", "top_k", "min_p", "repetition_penalty", "min_tokens"),
     *("ignore_eos", "regex", "choice", "speed", "profile", "conversation_id", "background"),
 )
 """Options whose name is also the name of the field."""
 
-OTHERWISE = {
-    "outputs": "modalities",
-    "voice": "audio.voice",
-    "json_schema": "response_format",
-    "sample_rate_hz": "audio.format",
-}
-"""By option: its field in the request, if that has another name."""
+OTHER_NAMES = {"outputs": "modalities", "voice": "audio.voice", "json_schema": "response_format", "sample_rate_hz": "audio.format"}
+"""The field of an option in the request, by the option's name, if the two names differ."""
 
 
 def options_of(body: ChatRequest, pipeline: str, voice: str | None, number: int) -> dict[str, Any]:
     """The options for the answer with this number, from 0. voice: the pipeline's name for it; None: the default. Raises ApiError."""
-    options: dict[str, Any] = {name: getattr(body, name) for name in SAME}
+    options: dict[str, Any] = {name: getattr(body, name) for name in SAME_NAMES}
     options |= {
         "pipeline": pipeline,
         "outputs": ["text"],
         "max_tokens": body.most_tokens,
         "seed": body.seed_of(number),
         "top_p": top_p_of(body.top_p),
-        "json_schema": body.response_format and body.response_format.kept_to,
+        "json_schema": body.response_format and body.response_format.answer_schema,
     }
     if body.logprobs:
         options |= {"logprobs": True, "top_logprobs": body.top_logprobs}
@@ -282,14 +276,14 @@ def options_of(body: ChatRequest, pipeline: str, voice: str | None, number: int)
     return options
 
 
-FIELDS = fields_of("messages", OTHERWISE)
+FIELDS = fields_of("messages", OTHER_NAMES)
 
 
 def names_of(body: ChatRequest) -> Mapping[str, str]:
     """The request's name of a field, by the name that the client library and the stages use."""
     limit_name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    kept_to = next((name for name in ("regex", "choice") if getattr(body, name) is not None), "response_format")
-    return {**FIELDS, "max_tokens": limit_name, "thinker.max_tokens": limit_name, "thinker.constraint": kept_to}
+    constraint_name = next((name for name in ("regex", "choice") if getattr(body, name) is not None), "response_format")
+    return {**FIELDS, "max_tokens": limit_name, "thinker.max_tokens": limit_name, "thinker.constraint": constraint_name}
 
 
 Keep = Callable[[str, str], int]
@@ -303,7 +297,7 @@ class ChatStream:
     """Makes server-sent events of the answers to one request. frame: the fields that all chunks have. keep: see `Keep`."""
 
     def __init__(self, body: ChatRequest, frame: Mapping[str, Any], keep: Keep) -> None:
-        self._asked = body
+        self._body = body
         self._options = body.stream_options or StreamOptions()
         self._frame = {**frame, "object": "chat.completion.chunk", **({"usage": None} if self._options.include_usage else {})}
         self._choices = [_Choice(body, keep) for _ in range(body.n or 1)]
@@ -316,7 +310,7 @@ class ChatStream:
                 choice = self._choices[number]
                 match event:
                     case TextDelta():
-                        rows = logprobs_of(event, self._asked.top_logprobs or 0) if self._asked.logprobs else []
+                        rows = logprobs_of(event, self._body.top_logprobs or 0) if self._body.logprobs else []
                         if event.text or rows:
                             yield self._chunk(number, choice.text(event), rows=rows)
                     case ThoughtDelta() if event.text:

@@ -188,6 +188,7 @@ def _code(error: OmniError) -> str:
 
 def of_validation(error: RequestValidationError) -> ApiError:
     """The error for a body of the wrong form. It is about the first field that is missing, or else about the first fault."""
+    # False is less than True, so a missing field of the body itself comes first.
     first = min(error.errors(), key=lambda fault: fault["type"] != "missing" or len(_place(fault)) != 1)
     path = _place(first)
     param = path_of(path)
@@ -210,11 +211,14 @@ def path_of(keys: Sequence[object]) -> str:
     """The path of a field: messages[0].content for ("messages", 0, "content")."""
     path = ""
     for part in keys:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:
+            path += f".{part}" if path else str(part)
     return path
 
 
-SAID = ("request", "text", "verbatim", "messages", "conversation")
+TEXT_NAMES = ("request", "text", "verbatim", "messages", "conversation")
 """The library's and the stages' names for the text of a request."""
 STAGES = ("thinker", "talker", "code2wav", "diffusion")
 
@@ -222,10 +226,11 @@ STAGES = ("thinker", "talker", "code2wav", "diffusion")
 def fields_of(text_field: str, others: Mapping[str, str]) -> dict[str, str]:
     """The interface's name of each field that an error of the library may name, by the library's name. text_field: the interface's name of
     the field with the text that is spoken, answered or drawn. others: the interface's name of each further field whose name differs."""
-    others = {**dict.fromkeys(SAID, text_field), "pipeline": "model", "outputs": "model", **others}
+    others = {**dict.fromkeys(TEXT_NAMES, text_field), "pipeline": "model", "outputs": "model", **others}
     options = dict.fromkeys((*TOP, *MEDIA, *THINKER, *SAMPLING, *CONSTRAINTS, *TALKER, *CODE2WAV, *DIFFUSION, *others))
     fields = {name: others.get(name, name) for name in options}
     for field, name in OPTION_OF.items():  # Errors have the full name in the contract, or its last part.
-        fields |= dict.fromkeys((field, field.rpartition(".")[2]), others.get(field, others.get(name, name)))
+        interface_name = others.get(field, others.get(name, name))
+        fields |= dict.fromkeys((field, field.rpartition(".")[2]), interface_name)
     # If a pipeline lacks a stage altogether, another pipeline has it, so the field to blame is the one that names the pipeline.
     return {**fields, **dict.fromkeys(STAGES, others["pipeline"])}

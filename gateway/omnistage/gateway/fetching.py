@@ -44,106 +44,109 @@ class Fetcher:
         """The function that fetches for one request; until the request has ended its bytes count in the limit of all requests."""
         memory = HeldMemory([self._ledger], account.host, "too many media are being fetched")
         account.at_end.append(memory.free)
-        return partial(self._fetch, _Mine(self._most_bytes, memory))
+        return partial(self._fetch, _MediaBudget(self._most_bytes, memory))
 
-    async def _fetch(self, mine: _Mine, url: str, field: str) -> bytes:
-        """The bytes at a URL; it may redirect, but only on the same host. mine: counts bytes. field: field with the URL. Raises
+    async def _fetch(self, budget: _MediaBudget, url: str, field: str) -> bytes:
+        """The bytes at a URL; it may redirect, but only on the same host. budget: counts bytes. field: field with the URL. Raises
         ApiError."""
-        place = _parse_url(url, field)
-        self._check(place, field)
+        target = _parse_url(url, field)
+        self._check(target, field)
         try:
-            async with asyncio.timeout_at(mine.until()):
+            async with asyncio.timeout_at(budget.deadline()):
                 for _ in range(MOST_REDIRECTS + 1):
-                    answer = await self._get(mine, place, field)
+                    answer = await self._get(budget, target, field)
                     if isinstance(answer, bytes):
                         return answer
-                    if _authority(answer) != _authority(place) or answer.scheme != "https":
-                        raise _refusal(field, f"{place.host} sends on to another host, {answer.host[:128]}: name what you mean")
-                    place = answer
+                    if _authority(answer) != _authority(target) or answer.scheme != "https":
+                        raise _refusal(field, f"{target.host} sends on to another host, {answer.host[:128]}: name what you mean")
+                    target = answer
         except TimeoutError:
             raise _refusal(
-                field, f"{place.host} did not give it in time: what a request names has to be here within {LIMIT_S:g} s"
+                field, f"{target.host} did not give it in time: what a request names has to be here within {LIMIT_S:g} s"
             ) from None
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-            raise _refusal(field, f"cannot be fetched from {place.host}: {str(error) or type(error).__name__}") from error
-        raise _refusal(field, f"{place.host} sends on more than {MOST_REDIRECTS} times")
+            raise _refusal(field, f"cannot be fetched from {target.host}: {str(error) or type(error).__name__}") from error
+        raise _refusal(field, f"{target.host} sends on more than {MOST_REDIRECTS} times")
 
-    def _check(self, place: httpx2.URL, field: str) -> None:
+    def _check(self, target: httpx2.URL, field: str) -> None:
         """Raises ApiError unless the URL is of https, without a name and password, and of an allowed host. field: the field with the
         URL."""
-        if place.scheme != "https" or place.userinfo:
+        if target.scheme != "https" or target.userinfo:
             raise _refusal(field, "must be a data: URL, or one of https without a name and password")
-        if _authority(place) not in self._hosts:
+        if _authority(target) not in self._hosts:
             hint = "Send it as a data: URL. Who runs the gateway names hosts in OMNISTAGE_MEDIA_HOSTS, or with its --media-hosts."
-            refusal = "nothing is fetched from the web" if not self._hosts else f"nothing is fetched from {_authority(place)[:128]}"
+            refusal = "nothing is fetched from the web" if not self._hosts else f"nothing is fetched from {_authority(target)[:128]}"
             raise ApiError(400, f"{field}: {refusal}", param=field, code="invalid_value", reason="BAD_REQUEST", hint=hint)
 
-    async def _get(self, mine: _Mine, place: httpx2.URL, field: str) -> bytes | httpx2.URL:
+    async def _get(self, budget: _MediaBudget, target: httpx2.URL, field: str) -> bytes | httpx2.URL:
         """The bytes at this URL, or the URL that it redirects to. Raises ApiError."""
-        address = await _address_of(place, field)
+        address = await _address_of(target, field)
         if self._trust is None:
             self._trust = httpx2.create_ssl_context()
         # Connect to the address that was checked, because a second look-up of the name may give another one.
-        headers = {"Host": place.netloc.decode(), "Accept-Encoding": "identity", "User-Agent": "omnistage"}
+        headers = {"Host": target.netloc.decode(), "Accept-Encoding": "identity", "User-Agent": "omnistage"}
         async with httpx2.AsyncClient(verify=self._trust, trust_env=False, timeout=LIMIT_S) as client:
-            request = client.build_request("GET", place.copy_with(host=address), headers=headers, extensions={"sni_hostname": place.host})
+            request = client.build_request("GET", target.copy_with(host=address), headers=headers, extensions={"sni_hostname": target.host})
             answer = await client.send(request, stream=True)
             try:
                 if answer.has_redirect_location:
-                    return place.join(answer.headers["location"])
+                    return target.join(answer.headers["location"])
                 if answer.status_code != httpx2.codes.OK:
-                    raise _refusal(field, f"{place.host} says {answer.status_code}")
-                return await _read(mine, answer, field)
+                    raise _refusal(field, f"{target.host} says {answer.status_code}")
+                return await _read(budget, answer, field)
             finally:
                 await answer.aclose()
 
 
-class _Mine:
-    """Counts the bytes of media that one request has fetched. most: the largest allowed number. memory: counts them among all requests."""
+class _MediaBudget:
+    """Counts the bytes of media that one request has fetched. max_bytes: the largest allowed number. memory: counts them among all
+    requests."""
 
     def __init__(self, max_bytes: int, memory: HeldMemory) -> None:
-        self._most, self._memory = max_bytes, memory
+        self._max_bytes, self._memory = max_bytes, memory
         self._size = 0
-        self._until: float | None = None
+        self._deadline: float | None = None
 
-    def until(self) -> float:
+    def deadline(self) -> float:
         """When the time for the media of this request is over, by the clock of the event loop; the time begins with the first call."""
-        if self._until is None:
-            self._until = asyncio.get_running_loop().time() + LIMIT_S
-        return self._until
+        if self._deadline is None:
+            self._deadline = asyncio.get_running_loop().time() + LIMIT_S
+        return self._deadline
 
     def grow(self, size: int, field: str) -> None:
         """Count more bytes. Raises ApiError if they are too many."""
-        if self._size + size > self._most:
-            raise _refusal(field, f"with it the media of this request have more than {self._most >> 20} MiB")
+        if self._size + size > self._max_bytes:
+            raise _refusal(field, f"with it the media of this request have more than {self._max_bytes >> 20} MiB")
         self._memory.take(size)
         self._size += size
 
 
-async def _read(mine: _Mine, answer: httpx2.Response, field: str) -> bytes:
-    """The body of an answer; its pieces are counted in `mine`. Raises ApiError if it is too large."""
+async def _read(budget: _MediaBudget, answer: httpx2.Response, field: str) -> bytes:
+    """The body of an answer; its pieces are counted in `budget`. Raises ApiError if it is too large."""
     pieces: list[bytes] = []
     async for piece in answer.aiter_raw(65_536):
-        mine.grow(len(piece), field)
+        budget.grow(len(piece), field)
         pieces.append(piece)
     return b"".join(pieces)
 
 
-async def _address_of(place: httpx2.URL, field: str) -> str:
+async def _address_of(target: httpx2.URL, field: str) -> str:
     """The IP address of the host. Raises ApiError for a host name that leads into a network that is not public."""
-    literal = _literal(place.host)
+    literal = _literal(target.host)
     if literal is not None:
         return str(literal)
-    addresses_found = await asyncio.get_running_loop().getaddrinfo(place.host, place.port or HTTPS_PORT)
-    addresses = [ipaddress.ip_address(str(sockaddr[0]).partition("%")[0]) for *_, sockaddr in addresses_found]
+    address_infos = await asyncio.get_running_loop().getaddrinfo(target.host, target.port or HTTPS_PORT)
+    # The text after % names the interface of an address that is local to a link.
+    addresses = [ipaddress.ip_address(str(sockaddr[0]).partition("%")[0]) for *_, sockaddr in address_infos]
     if not addresses or not all(_is_public(address) for address in addresses):
-        raise _refusal(field, f"{place.host} is in a private network; its very address would have to be named by who runs the gateway")
+        raise _refusal(field, f"{target.host} is in a private network; its very address would have to be named by who runs the gateway")
     return str(addresses[0])
 
 
 def _is_public(address: Address) -> bool:
     """Whether an address is public; an IPv4 address inside an IPv6 address is judged as IPv4."""
-    return ((isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped) or address).is_global
+    ipv4_address = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (ipv4_address or address).is_global
 
 
 def _literal(host: str) -> Address | None:
@@ -161,19 +164,20 @@ def _parse_url(url: str, field: str) -> httpx2.URL:
         raise _refusal(field, f"is no URL: {error}") from None
 
 
-def _authority(place: httpx2.URL) -> str:
+def _authority(target: httpx2.URL) -> str:
     """HOST:PORT of a URL, in lower case."""
-    host = f"[{place.host}]" if ":" in place.host else place.host
-    return f"{host.lower()}:{place.port or HTTPS_PORT}"
+    host = f"[{target.host}]" if ":" in target.host else target.host
+    return f"{host.lower()}:{target.port or HTTPS_PORT}"
 
 
 def _with_port(host: str) -> str:
     """HOST:PORT, with the port of https if `host` has no port."""
+    # Without brackets, several colons are those of an IPv6 address.
     has_port = host.rpartition(":")[2].isdecimal() and (host.count(":") == 1 or "]:" in host)
     if has_port:
         return host
-    bare = _literal(host)
-    return f"[{host}]:{HTTPS_PORT}" if bare is not None and bare.version == 6 else f"{host}:{HTTPS_PORT}"
+    address = _literal(host)
+    return f"[{host}]:{HTTPS_PORT}" if address is not None and address.version == 6 else f"{host}:{HTTPS_PORT}"
 
 
 def _refusal(field: str, reason: str) -> ApiError:

@@ -31,12 +31,7 @@ PICTURE = "input_reference"
 
 FIELDS = fields_of(
     "prompt",
-    {
-        **dict.fromkeys(("image", "images", "diffusion.images"), PICTURE),
-        "width": "size",
-        "height": "size",
-        "media_type": "format",
-    },
+    {**dict.fromkeys(("image", "images", "diffusion.images"), PICTURE), "width": "size", "height": "size", "media_type": "format"},
 )
 """The field of this interface, by the name that the client library and the stages use."""
 
@@ -49,8 +44,8 @@ MOST_KEPT = 1000
 MOST_TRIES = 24
 """The most tries of a film if no server answers. The pauses between them grow; they last seven minutes, in which a server can load its
 model."""
-RAN = 8
-"""As how many tries it counts if the server was lost while it made the film: the film itself may be the cause."""
+LOSS_TRIES = 8
+"""Tries that a loss of the server counts for if the server was making the film: the film itself may be the cause."""
 
 AGAIN_S = 2.0
 """Seconds to pause before a retry if the error gives no delay; also the least seconds between two rounds of `Jobs.tidy`."""
@@ -88,7 +83,7 @@ class Jobs:
         self._jobs: dict[str, FilmJob] = {}
         self._runs: dict[str, _Run] = {}
         self._writing = asyncio.Lock()  # held while the store is changed
-        self._over = asyncio.Event()  # set when a job ends
+        self._job_end = asyncio.Event()  # set when a job ends
         self._closes = False
         self._store: Store | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -267,11 +262,11 @@ class Jobs:
             if len(running) >= self._settings.video_runs or not due:
                 break
             by_host, by_client = Counter(run.job.host for run in running), Counter(run.job.who for run in running)
-            run_chosen = min(due, key=lambda run: (by_host[run.job.host], by_client[run.job.who]))
-            run_chosen.task = asyncio.create_task(self._make(run_chosen), name=f"omnistage-film-{run_chosen.job.id}")
-        later = [run.not_before for run in self._runs.values() if run.task is None and run.not_before > now_s]
-        if later and not self._closes:
-            self._timer = asyncio.get_running_loop().call_at(min(later), self._fill)
+            next_run = min(due, key=lambda run: (by_host[run.job.host], by_client[run.job.who]))
+            next_run.task = asyncio.create_task(self._make(next_run), name=f"omnistage-film-{next_run.job.id}")
+        later_times = [run.not_before for run in self._runs.values() if run.task is None and run.not_before > now_s]
+        if later_times and not self._closes:
+            self._timer = asyncio.get_running_loop().call_at(min(later_times), self._fill)
         self._count()
 
     async def _make(self, run: _Run) -> None:
@@ -301,11 +296,11 @@ class Jobs:
             if job.is_over:
                 self._runs.pop(job.id, None)
                 run.growing.end()
-                self._tell(job, time.perf_counter() - begin_s)
+                self._report_end(job, time.perf_counter() - begin_s)
             if not self._closes:
                 self._fill()
 
-    def _tell(self, job: FilmJob, total_s: float) -> None:
+    def _report_end(self, job: FilmJob, total_s: float) -> None:
         """Count the end of a job in the metrics, and log it. total_s: seconds of its last try."""
         code = "OK" if job.error is None else job.error["code"].upper()
         self._metrics.films_ended.labels(job.status, code).inc()
@@ -373,7 +368,7 @@ class Jobs:
             self.kept.remove_file(job, BEGINNING)
         except OSError as fault:
             log.warning("film.not_removed", job=job.id, why=str(fault))
-        self._over.set()
+        self._job_end.set()
 
     async def _put(self, job: FilmJob) -> None:
         """Store a job's state. If that fails, only this process knows the state, and the next process makes the film anew."""
@@ -388,28 +383,30 @@ class Jobs:
     # Tidying -----------------------------------------------------------------------------------------------------------------------
 
     async def tidy(self) -> None:
-        """Run for ever: delete jobs when they expire, and when there are too many the oldest ones of those who hold the most."""
+        """Run for ever: delete jobs when they expire; if there are too many, delete the oldest ones of those who hold the most."""
         while True:
             for job in self._to_remove():
                 try:
                     await self._remove(job)
                 except (OSError, sqlite3.Error) as error:
                     log.warning("film.not_removed", job=job.id, why=str(error))
-            self._over.clear()
-            times = [at for job in self._jobs.values() if (at := self.expires_at(job)) is not None]
+            self._job_end.clear()
+            expiry_times = [at for job in self._jobs.values() if (at := self.expires_at(job)) is not None]
+            wait_s = max(min(expiry_times) - time.time(), AGAIN_S) if expiry_times else None
             with suppress(TimeoutError):
-                async with asyncio.timeout(max(min(times) - time.time(), AGAIN_S) if times else None):
-                    await self._over.wait()
+                async with asyncio.timeout(wait_s):
+                    await self._job_end.wait()
 
     def _to_remove(self) -> list[FilmJob]:
         """The jobs that have expired, and of too many others those that go first."""
         over = [job for job in self._jobs.values() if job.is_over]
-        gone = [job for job in over if self._is_past(job)]
+        removable = [job for job in over if self._is_past(job)]
         remaining = [job for job in over if not self._is_past(job)]
+        # Each job counts as one, whatever its bytes.
         while len(remaining) > MOST_KEPT and (job := _first_to_go(remaining, lambda job: 1)) is not None:
             remaining.remove(job)
-            gone.append(job)
-        return gone
+            removable.append(job)
+        return removable
 
     def _count(self) -> None:
         """Set the gauges of jobs and of bytes."""
@@ -420,8 +417,8 @@ class Jobs:
 
 
 def _first_to_go(jobs: Iterable[FilmJob], size_of: Callable[[FilmJob], int]) -> FilmJob | None:
-    """The oldest job that has ended of the host with the most, and there of the client with the most: so nobody makes the films of others
-    go. jobs: the oldest first. size_of: what is counted of a job. None: no job has ended."""
+    """The job to delete first: of the host with the largest total of `size_of`, and there of the client with the largest total, the oldest
+    job that has ended. So nobody makes the films of others go. jobs: the oldest first. None: no job has ended."""
     over = [job for job in jobs if job.is_over]
     of_host, of_client = Counter[str](), Counter[tuple[str, str]]()
     for job in over:
@@ -442,7 +439,7 @@ def pause_s(error: OmniError, job: FilmJob) -> float | None:
         return None
     if isinstance(error, StageLostError | RouterLostError):
         has_run = job.progress > 0
-        job.tries += RAN if has_run else 1
+        job.tries += LOSS_TRIES if has_run else 1
         if job.tries >= MOST_TRIES:
             return None
         return AGAIN_S if has_run else min(AGAIN_S * 2 ** (job.tries - 1), MOST_PAUSE_S)

@@ -208,7 +208,7 @@ class Store:
             if record is None:
                 return None
             name, row = bytes(record[0]).decode(), bytes(record[1])
-            from_json(row, allow_inf_nan=False)
+            from_json(row, allow_inf_nan=False)  # Refuses NaN, which the next line would take.
             job = _JOB.validate_json(row, strict=True)
         except (ValueError, TypeError, sqlite3.DatabaseError) as error:
             _tell_damage(name, error)
@@ -242,7 +242,8 @@ class Store:
 
     def remove(self, job: FilmJob) -> None:
         """Remove a job's files, then the job. Raises OSError, sqlite3.Error; then the row is still there, perhaps without its files."""
-        for end in (*ENDS.values(), GROWING, BEGINNING, "bin"):  # Files first: a full disk has no room for the database's own writes.
+        # Files first: a full disk has no room for the database's own writes. "bin" is the suffix of an unknown media type.
+        for end in (*ENDS.values(), GROWING, BEGINNING, "bin"):
             self.remove_file(job, end)
         with self._lock:
             self._database.execute("DELETE FROM jobs WHERE id = ?", (job.id,))
@@ -341,7 +342,7 @@ MOST_PROGRESS = 99
 
 
 async def beside(call: Callable[..., T], *arguments: Any) -> T:
-    """Return the result of `call(*given)`, run on a thread. A caller that is cancelled still waits for the end of the call, so that no
+    """Return the result of `call(*arguments)`, run on a thread. A caller that is cancelled still waits for the end of the call, so that no
     later write overtakes this one."""
     work = asyncio.ensure_future(asyncio.to_thread(call, *arguments))
     try:
@@ -423,13 +424,14 @@ class Growing:
             if self._file is None:
                 raise ApiError(409, "this video has ended meanwhile", code="not_ready", hint="GET /v1/videos/{id} says how it is.")
             # Each reader has a descriptor of its own, because the file may be renamed, and the writer's descriptor closed, at any moment.
-            descriptor, attempt, place = os.dup(self._file.fileno()), self._attempt, 0
+            descriptor = os.dup(self._file.fileno())
+            attempt, offset = self._attempt, 0
             while True:
-                while place < self.written and attempt == self._attempt:
-                    piece = await beside(os.pread, descriptor, min(PIECE_BYTES, self.written - place), place)
+                while offset < self.written and attempt == self._attempt:
+                    piece = await beside(os.pread, descriptor, min(PIECE_BYTES, self.written - offset), offset)
                     if not piece:  # Another program has made the file shorter.
                         raise BrokenOff
-                    place += len(piece)
+                    offset += len(piece)
                     yield piece
                 if self._is_whole:
                     return

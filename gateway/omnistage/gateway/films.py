@@ -30,7 +30,7 @@ MOST_LISTED = 100
 NUMBERS = {"width", "height", "steps", "frames_per_second", "guidance_scale", "guidance_scale_2", "flow_shift"}
 """Options whose ranges the client library checks."""
 
-RANGE = re.compile(r"([0-9]{0,18})-([0-9]{0,18})")
+RANGE = re.compile(r"(?P<first>[0-9]{0,18})-(?P<last>[0-9]{0,18})")
 """The first and the last byte of a range; either may be empty."""
 
 MAX_RANGES = 100
@@ -71,14 +71,14 @@ def routes(door: Door) -> APIRouter:
     ) -> dict[str, Any]:
         """List the videos of this visitor."""
         visitor = visitor_of(request)
-        jobs_found = jobs.of(visitor.who)
+        listed_jobs = jobs.of(visitor.who)
         if order == "desc":
-            jobs_found.reverse()
+            listed_jobs.reverse()
         if after is not None:
-            jobs_found = jobs_found[jobs_found.index(jobs.find(visitor.who, after)) + 1 :]
-        data = [_job_fields(door, job) for job in jobs_found[:limit]]
+            listed_jobs = listed_jobs[listed_jobs.index(jobs.find(visitor.who, after)) + 1 :]
+        data = [_job_fields(door, job) for job in listed_jobs[:limit]]
         ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
-        return {"object": "list", "data": data, **ends, "has_more": len(jobs_found) > limit}
+        return {"object": "list", "data": data, **ends, "has_more": len(listed_jobs) > limit}
 
     @router.get("/{video_id}")
     async def video(request: Request, video_id: str) -> dict[str, Any]:
@@ -200,29 +200,31 @@ async def _content(door: Door, request: Request, job: FilmJob, is_streamed: bool
     if request.method == "HEAD":
         return Response(media_type=job.media_type, headers=FILE_HEADERS)
     pieces = await unless_gone(request, begin_pieces(growing.read()))
-    answer = await stream_response(request, pieces, FIELDS, media_type=job.media_type, telling=None)
+    answer = await stream_response(request, pieces, FIELDS, media_type=job.media_type, error_piece=None)
     answer.headers.update(FILE_HEADERS)
     return answer
 
 
 def _is_range(first: str, last: str) -> bool:
     """Whether a range has its first or its last byte, and is not empty. first, last: as typed; empty: left out."""
-    return int(first) <= int(last) if first and last else bool(first or last)
+    if first and last:
+        return int(first) <= int(last)
+    return bool(first or last)
 
 
 def check_range(request: Request, size: int) -> None:
-    """Raises ApiError 400 for a malformed range in the request, 416 for one that begins after the end of the file of `size` bytes, or for
-    too many of them."""
+    """Raises ApiError 400 for a malformed range in the request. Raises ApiError 416 for a range that begins after the end of the file, or
+    for too many ranges. size: bytes of the file."""
     header = request.headers.get("range")
     if header is None:
         return
     unit, _, ranges = header.partition("=")
     parts = [RANGE.fullmatch(part.strip()) for part in ranges.split(",")]
-    if unit != "bytes" or not all(part and _is_range(part[1], part[2]) for part in parts):
+    if unit != "bytes" or not all(part and _is_range(part["first"], part["last"]) for part in parts):
         raise invalid("Range", f"{header[:64]!r} is no range of bytes, such as bytes=0-1023")
     if len(parts) > MAX_RANGES:
         raise ApiError(416, f"one request may have {MAX_RANGES} ranges at most", param="Range", code="too_many_ranges")
-    if any(part and part[1] and int(part[1]) >= size for part in parts):
+    if any(part and part["first"] and int(part["first"]) >= size for part in parts):
         headers = {"Content-Range": f"bytes */{size}"}
         raise ApiError(416, f"the file has {size} bytes, and none in {header[:64]!r}", param="Range", code="no_such_range", headers=headers)
 
@@ -261,7 +263,7 @@ MEDIA_TYPES = {"webm": "video/webm", "mp4": "video/mp4", "mp4-h264": 'video/mp4;
 """The media type that stages know a format by."""
 
 
-def _small(options: dict[str, Any]) -> dict[str, Any]:
+def _check_length(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options. Raises an error if they are too long to be kept with a job."""
     if sum(len(name) + len(str(value)) for name, value in options.items()) > MAX_OPTIONS_CHARACTERS:
         raise PydanticCustomError("too_many_characters", "Options should have at most {most} characters", {"most": MAX_OPTIONS_CHARACTERS})
@@ -273,7 +275,7 @@ class FilmRequest(DrawnBody):
 
     prompt: Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
     negative_prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARACTERS)] | None = None
-    options: Annotated[PipelineOptions, AfterValidator(_small)] | None = None
+    options: Annotated[PipelineOptions, AfterValidator(_check_length)] | None = None
     model: str | None = None
     seconds: Annotated[float, Field(gt=0, le=MOST_SECONDS, allow_inf_nan=False)] | None = None
     size: Annotated[str, AfterValidator(size_of), Field(json_schema_extra={"pattern": SIZE})] | None = None

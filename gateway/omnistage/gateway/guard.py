@@ -173,12 +173,12 @@ class HttpGuard:
         """Raises ApiError for requests of other hosts' pages. A browser sends simple requests without asking first (no preflight); they
         have the header Origin, or in some browsers only Sec-Fetch-Site."""
         headers = request.headers
-        origin = headers.get("origin", "").lower()
+        origin, host = headers.get("origin", "").lower(), headers.get("host", "").lower()
         if not origin:
             if request.method in SAFE or headers.get("sec-fetch-site", "none") in ("same-origin", "none"):
                 return
             origin = "another host"
-        elif origin in self._origins or origin.partition("://")[2] == headers.get("host", "").lower() != "":
+        elif origin in self._origins or (host and origin.partition("://")[2] == host):
             return
         hint = "To let pages of another host call it start it with OMNISTAGE_ALLOWED_ORIGINS=ORIGIN, or its --allowed-origins ORIGIN."
         raise ApiError(403, f"pages of {origin[:128]} may not call this gateway", code="origin_not_allowed", hint=hint)
@@ -214,12 +214,28 @@ class _Body:
     async def read(self, receive: Receive) -> Receive:
         """Read the whole body. Returns a `receive` of ASGI, which gives the app the body, and later the message that the client has left.
         Raises ApiError, ClientDisconnect."""
+        body = await self._collect(receive)
+        if self._is_json and body:
+            syntax_count = await _apply(_count_syntax, body)
+            if syntax_count > MAX_PARTS:
+                raise ApiError(400, f"the body has more than {MAX_PARTS} values", code="too_many_values")
+            self.memory.take(syntax_count * PART_BYTES)
+            self.json = await _apply(_parse_json, body)
+        self._messages.append({"type": "http.request", "body": body, "more_body": False})
+
+        async def again() -> Message:
+            return self._messages.pop() if self._messages else await receive()
+
+        return again
+
+    async def _collect(self, receive: Receive) -> bytes:
+        """Receive all pieces of the body, and count their memory. Raises ApiError, ClientDisconnect."""
         pieces: list[bytes] = []
         size, has_more = 0, True
-        until = time.monotonic() + BODY_LIMIT_S
+        deadline_s = time.monotonic() + BODY_LIMIT_S
         while has_more:
             try:
-                async with asyncio.timeout(until - time.monotonic()):
+                async with asyncio.timeout(deadline_s - time.monotonic()):
                     message = await receive()
             except TimeoutError:
                 raise ApiError(408, f"the body did not arrive within {BODY_LIMIT_S:g} s", code="timeout") from None
@@ -232,19 +248,7 @@ class _Body:
             self.memory.take(len(piece))
             pieces.append(piece)
             has_more = message.get("more_body", False)
-        body = b"".join(pieces)
-        if self._is_json and body:
-            parts = await _look_at(_parts, body)
-            if parts > MAX_PARTS:
-                raise ApiError(400, f"the body has more than {MAX_PARTS} values", code="too_many_values")
-            self.memory.take(parts * PART_BYTES)
-            self.json = await _look_at(_parse_json, body)
-        self._messages.append({"type": "http.request", "body": body, "more_body": False})
-
-        async def again() -> Message:
-            return self._messages.pop() if self._messages else await receive()
-
-        return again
+        return b"".join(pieces)
 
     def give_up(self, copied_bytes: int) -> None:
         """Forget the body, of which everything that the answer needs was copied, and count the bytes of the copy. Each further call counts
@@ -294,9 +298,10 @@ class AnswerSender:
             return
         try:
             await self._begin()
-            for at in range(PIECE_BYTES, len(body), PIECE_BYTES):
-                await self._send({**message, "body": body[at - PIECE_BYTES : at], "more_body": True})
-            await self._send({**message, "body": body[max(len(body) - 1, 0) // PIECE_BYTES * PIECE_BYTES :]})
+            last_piece_at = max(len(body) - 1, 0) // PIECE_BYTES * PIECE_BYTES
+            for at in range(0, last_piece_at, PIECE_BYTES):
+                await self._send({**message, "body": body[at : at + PIECE_BYTES], "more_body": True})
+            await self._send({**message, "body": body[last_piece_at:]})
         finally:
             self._take(-counted_bytes)
 
@@ -314,12 +319,12 @@ class AnswerSender:
             self.memory.resize(self.memory.held_bytes + size_bytes)
 
 
-async def _look_at(look: Callable[[bytes], T], body: bytes) -> T:
-    """Return `look(body)`. For a large body `look` runs on a thread, so that other requests go on."""
-    return await asyncio.to_thread(look, body) if len(body) > LARGE_BYTES else look(body)
+async def _apply(function: Callable[[bytes], T], body: bytes) -> T:
+    """Return `function(body)`. For a large body the function runs on a thread, so that other requests go on."""
+    return await asyncio.to_thread(function, body) if len(body) > LARGE_BYTES else function(body)
 
 
-def _parts(body: bytes) -> int:
+def _count_syntax(body: bytes) -> int:
     """The number of characters of JSON's syntax in a body, see `MAX_PARTS`."""
     return sum(map(body.count, (b",", b":", b"[", b"{")))
 

@@ -58,7 +58,7 @@ class ExpiringCache(Generic[T]):
         while self._entries and next(iter(self._entries.values())).expires_at <= now_s:
             self._drop(next(iter(self._entries)))
         while self._entries and self._bytes.total() + size > self._most_bytes:
-            (host, _), *_ = self._bytes.most_common(1)
+            host, _ = self._bytes.most_common(1)[0]
             self._drop(next(name for name, entry in self._entries.items() if entry.host == host))
 
     def _drop(self, name: str) -> None:

@@ -29,8 +29,8 @@ Turn = dict[str, Any]
 
 
 async def turns_of(messages: Sequence[Mapping[str, Any]], transcript_of: Said, fetch: Fetch, *, use_audio: bool = False) -> list[Turn]:
-    """The turns for these messages. The media at web URLs are fetched. transcript_of: see `Said`. use_audio: whether films are heard whose
-    parts do not say. Raises ApiError, BadRequestError."""
+    """The turns for these messages. The media at web URLs are fetched. transcript_of: see `Said`. use_audio: whether a film is heard if
+    its part does not say. Raises ApiError, BadRequestError."""
     turns = [_turn(message, f"messages[{i}]", transcript_of) for i, message in enumerate(messages)]
     if use_audio:
         turns = [_with_heard_films(turn, f"messages[{i}]") for i, turn in enumerate(turns)]
@@ -64,7 +64,7 @@ def _characters(turn: Turn) -> int:
 def _turn(message: Mapping[str, Any], field: str, transcript_of: Said) -> Turn:
     """The turn for one message; its media are not fetched yet. Raises ApiError."""
     unknown = next((key for key in message if key not in KEYS), None)
-    if unknown is not None and unknown != "tool_call_id":
+    if unknown is not None and unknown != "tool_call_id":  # That one is refused below, in words of its own.
         raise unrecognized_error(f"{field}.{unknown}")
     if message.get("role") in ("tool", "function"):
         raise unsupported_error(f"{field}.role", f"is {message['role']}, and nothing here calls tools yet")
@@ -89,13 +89,13 @@ def _turn(message: Mapping[str, Any], field: str, transcript_of: Said) -> Turn:
 
 
 def _with_heard_films(turn: Turn, field: str) -> Turn:
-    """The turn, such that films are also heard whose parts do not say. Raises BadRequestError."""
+    """The turn, with `use_audio` in every part with a film that does not say whether the film is heard. Raises BadRequestError."""
     if not isinstance(turn["content"], list):
         return turn
     content = []
     for j, part in enumerate(turn["content"]):
-        is_silent = FILM_URL in part and use_audio_of(part, FILM_URL, f"{field}.content[{j}].{FILM_URL}") is None
-        content.append({**part, "use_audio": True} if is_silent else part)
+        leaves_it_open = FILM_URL in part and use_audio_of(part, FILM_URL, f"{field}.content[{j}].{FILM_URL}") is None
+        content.append({**part, "use_audio": True} if leaves_it_open else part)
     return {**turn, "content": content}
 
 
@@ -108,7 +108,8 @@ def _check_thought(thought: object, role: object, field: str) -> None:
 
 
 def _earlier_text(audio: object, field: str, transcript_of: Said) -> str:
-    """The text of an earlier answer: found by the id of its sound, or, if the client sends back the whole `audio`, contained in that."""
+    """The text of an earlier answer, found by the id of its sound. If no text is kept under the id, it is the transcript in
+    `audio`, which only a client sends that gives the whole `audio` back. Raises ApiError."""
     name = audio.get("id") if isinstance(audio, Mapping) else None
     if not isinstance(audio, Mapping) or not isinstance(name, str):
         raise invalid(f"{field}.id", "is missing")
@@ -135,9 +136,9 @@ async def _fetch_part(part: Mapping[str, Any], field: str, fetch: Fetch) -> obje
         return part
     value, field = part.get(kind), f"{field}.{kind}"
     use_audio = use_audio_of(part, kind, field) if kind == FILM_URL and kind in part else None
-    url = value.get("url") if isinstance(value, Mapping) else value
-    field = f"{field}.url" if isinstance(value, Mapping) else field
-    if not isinstance(url, str) or url[:5].lower() == "data:":
+    if isinstance(value, Mapping):
+        value, field = value.get("url"), f"{field}.url"
+    if not isinstance(value, str) or value[:5].lower() == "data:":
         return part
-    fetched = await fetch(url, field)
+    fetched = await fetch(value, field)
     return to_medium(fetched if use_audio is None else Video(fetched, use_audio), URLS[kind], field)

@@ -103,7 +103,7 @@ class Offer:
     async def _resolved(self, model: str) -> Pipeline | None:
         """The pipeline that a name stands for; a pipeline's own name takes precedence. None: the router chooses. Raises ApiError 404."""
         if self._find(model) is None and model in self._model_names:
-            await self.pipelines()
+            await self.pipelines()  # A pipeline of this name may be new.
             if self._find(model) is None:
                 if not self._model_names[model]:
                     return None
@@ -134,8 +134,8 @@ class Offer:
             return pipeline
         able = [one.name for one in self._known if ability.has(one)]
         hint_words = f"these can: {', '.join(able[:MOST_NAMED])}" if able else "no pipeline here can"
-        other = next((other for other in ABILITIES if other.has(pipeline)), None)
-        hint = f"Ask {other.endpoint} for it." if other else LIST
+        own_ability = next((each for each in ABILITIES if each.has(pipeline)), None)
+        hint = f"Ask {own_ability.endpoint} for it." if own_ability else LIST
         raise ApiError(400, f"model: {pipeline.name} cannot {ability.name}; {hint_words}", param="model", code="unsupported", hint=hint)
 
     async def voice(self, voice: str | None) -> str | None:

@@ -16,22 +16,12 @@ FOLDER = Path(__file__).parent / "page"
 
 HOME = "index.html"
 
+SCRIPTS = ("app", "api", "ask", "elements", "film", "history", "pictures", "player", "ring", "snippet", "thread", "timeline", "worker")
+
 FILES = {
     HOME: "text/html; charset=utf-8",
     "style.css": "text/css; charset=utf-8",
-    "app.js": "text/javascript; charset=utf-8",
-    "api.js": "text/javascript; charset=utf-8",
-    "ask.js": "text/javascript; charset=utf-8",
-    "elements.js": "text/javascript; charset=utf-8",
-    "film.js": "text/javascript; charset=utf-8",
-    "history.js": "text/javascript; charset=utf-8",
-    "pictures.js": "text/javascript; charset=utf-8",
-    "player.js": "text/javascript; charset=utf-8",
-    "ring.js": "text/javascript; charset=utf-8",
-    "snippet.js": "text/javascript; charset=utf-8",
-    "thread.js": "text/javascript; charset=utf-8",
-    "timeline.js": "text/javascript; charset=utf-8",
-    "worker.js": "text/javascript; charset=utf-8",
+    **{f"{name}.js": "text/javascript; charset=utf-8" for name in SCRIPTS},
     "icon.svg": "image/svg+xml",
 }
 """All files of the page, by name: nothing else in the folder is served."""

@@ -161,7 +161,7 @@ async def _of_form(request: Request) -> Edit:
             guides[name] = value
         elif name in PICTURES and isinstance(value, bytes):
             pictures.append(value)
-        elif name in PICTURES or name in GUIDES or isinstance(value, bytes):
+        elif name in PICTURES or name in GUIDES or isinstance(value, bytes):  # No file, a second file, or a file in place of a text.
             raise invalid(name[:128], "must be one file" if name in (*PICTURES, *GUIDES) else "is a file")
         else:
             fields[name] = value
@@ -191,11 +191,11 @@ def url_of(reference: PictureReference, field: str) -> str:
 async def fetch_pictures(pictures: Mapping[str, bytes | str], fetch: Fetch) -> list[bytes | str]:
     """The pictures as the client library takes them, bytes or data: URLs, in order. Other URLs are fetched, because the library would read
     any other text as a path. pictures: bytes or URLs, by field. Raises ApiError."""
-    ready = list(pictures.values())
+    fetched = list(pictures.values())
     for n, (field, picture) in enumerate(pictures.items()):
         if isinstance(picture, str) and picture[:5].lower() != "data:":
-            ready[n] = await fetch(picture, f"{field}.image_url")
-    return ready
+            fetched[n] = await fetch(picture, f"{field}.image_url")
+    return fetched
 
 
 FIELDS = fields_of(
@@ -308,6 +308,7 @@ async def _ask(
     visitor = visitor_of(request)
     by_field = {f"images[{n}]": picture for n, picture in enumerate(pictures)}
     media = await unless_gone(request, fetch_pictures({**by_field, **guides}, door.fetcher.of(visitor.account)))
+    images, guide_images = media[: len(pictures)], media[len(pictures) :]
     width, height = body.sides
     options = door.options(
         visitor,
@@ -322,10 +323,10 @@ async def _ask(
         sigmas=body.sigmas,
         strength=body.strength,
         **body.drawn,
-        **{GUIDES[name]: picture for name, picture in zip(guides, media[len(by_field) :], strict=True)},
+        **{GUIDES[name]: picture for name, picture in zip(guides, guide_images, strict=True)},
     )
     with in_words_of(fields):
-        return visitor.account.ask(visitor.omni.stream_draw, body.prompt, images=media[: len(by_field)], **options)
+        return visitor.account.ask(visitor.omni.stream_draw, body.prompt, images=images, **options)
 
 
 def _check(body: PictureRequest) -> None:
@@ -400,13 +401,13 @@ def _format(picture: Picture) -> str:
 async def _events(events: AsyncGenerator[Event, None], body: PictureRequest, event_name: Made) -> Pieces:
     """Yield the server-sent events. A finished picture is sent when the next one, or the end, has come, because the event of the last
     picture also has the usage of all."""
-    shown, finished = 0, None
+    preview_count, finished = 0, None
     async with aclosing(events):
         async for event in events:
             match event:
                 case Picture() if event.preview_step is not None:
-                    yield _event(f"{event_name}.partial_image", {**_picture_fields(event, body), "partial_image_index": shown})
-                    shown += 1
+                    yield _event(f"{event_name}.partial_image", {**_picture_fields(event, body), "partial_image_index": preview_count})
+                    preview_count += 1
                 case Picture():
                     if finished is not None:
                         yield _completed_event(finished, body, event_name)

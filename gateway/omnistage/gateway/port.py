@@ -79,9 +79,11 @@ class HttpListener:
         first."""
         _check_descriptors()
         host, port = host_and_port(self._settings.address)
-        for number in range(port, min(port + self._settings.port_tries, MAX_PORT + 1) if port else 1):
+        # Port 0 stands for any free port, so one try is enough.
+        end_port = min(port + self._settings.port_tries, MAX_PORT + 1) if port else 1
+        for each_port in range(port, end_port):
             try:
-                listening = _listening(host, number)
+                listening = _listening(host, each_port)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     break
@@ -248,10 +250,10 @@ def _protocol(door: Door) -> type[H11Protocol]:
             super().pause_writing()
             self._watch_reading()
 
-        def _watch_reading(self, before: int | None = None) -> None:
-            """Close the connection if the client reads too slowly. before: unread bytes at the last look."""
+        def _watch_reading(self, unread_before: int | None = None) -> None:
+            """Close the connection if the client reads too slowly. unread_before: unread bytes at the last look."""
             unread = self.transport.get_write_buffer_size()
-            if before is not None and unread > before - LEAST_READ_BYTES:
+            if unread_before is not None and unread > unread_before - LEAST_READ_BYTES:
                 self.transport.abort()
                 return
             self._unread = self.loop.call_later(UNREAD_LIMIT_S, self._watch_reading, unread)

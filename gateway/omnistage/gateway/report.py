@@ -15,8 +15,8 @@ TALKER, ALIGNMENT = "talker", "alignment"
 def audio_tokens(usage: Usage) -> int:
     """The number of frames of speech that the Talker gave, as codes or as features. Its port `alignment`, with the times of words, is not
     counted."""
-    items = (report.output_items for report in usage.stages if report.stage == TALKER)
-    return sum(count for ports in items for port, count in ports.items() if port != ALIGNMENT)
+    items_by_port = (report.output_items for report in usage.stages if report.stage == TALKER)
+    return sum(count for items in items_by_port for port, count in items.items() if port != ALIGNMENT)
 
 
 def chat_usage(usages: Sequence[Usage]) -> dict[str, Any]:
@@ -53,8 +53,8 @@ def response_usage(usage: Usage) -> dict[str, Any]:
 
 def speech_usage(usage: Usage) -> dict[str, int]:
     """The usage of a spoken text. input_tokens are the tokens of the text, as the model cut it."""
-    read, spoken_tokens = usage.completion_tokens or 0, audio_tokens(usage)
-    return {"input_tokens": read, "output_tokens": spoken_tokens, "total_tokens": read + spoken_tokens}
+    text_tokens, sound_tokens = usage.completion_tokens or 0, audio_tokens(usage)
+    return {"input_tokens": text_tokens, "output_tokens": sound_tokens, "total_tokens": text_tokens + sound_tokens}
 
 
 def picture_usage(usage: Usage | None) -> dict[str, Any]:

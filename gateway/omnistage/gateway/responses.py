@@ -14,21 +14,14 @@ from starlette.responses import JSONResponse, Response
 
 from omnistage.client.events import Done, Event, TextDelta, ThoughtDelta
 from omnistage.gateway.answering import Events, Pieces, as_event, stream_response, unless_gone
-from omnistage.gateway.body import MAX_MESSAGES, ConversationBody, Ignored, Refused, Seed, StrictBody, few, new_router, refuse, top_p_of
+from omnistage.gateway.body import MAX_MESSAGES, ConversationBody, Ignored, Refused, Seed, StrictBody, limit_keys, new_router, top_p_of
 from omnistage.gateway.door import Door, Visitor, visitor_of
 from omnistage.gateway.failure import ApiError, fields_of, in_words_of, invalid, unrecognized_error, unsupported_error
 from omnistage.gateway.kept import new_name
 from omnistage.gateway.messages import Turn, with_fetched
 from omnistage.gateway.report import logprobs_of, response_usage
 
-FIELDS = fields_of(
-    "input",
-    {
-        "max_tokens": "max_output_tokens",
-        "json_schema": "text.format",
-        "thinker.constraint": "text.format",
-    },
-)
+FIELDS = fields_of("input", {"max_tokens": "max_output_tokens", "json_schema": "text.format", "thinker.constraint": "text.format"})
 """The field of this interface, by the name that the client library and the stages use."""
 
 
@@ -45,10 +38,10 @@ def routes(door: Door) -> APIRouter:
         with in_words_of(fields):
             pipeline = await unless_gone(request, door.offer.chat_pipeline(body.model))
             events = await unless_gone(request, _ask(door, visitor, body, pipeline, turns, names))
-            making = _Making(body)
+            builder = _ResponseBuilder(body)
             if not body.stream:
-                return JSONResponse(await unless_gone(request, _whole(making, events)))
-            return await stream_response(request, making.pieces(events), fields, telling=making.failed)
+                return JSONResponse(await unless_gone(request, _whole(builder, events)))
+            return await stream_response(request, builder.pieces(events), fields, error_piece=builder.failed)
 
     return router
 
@@ -65,7 +58,7 @@ async def _ask(door: Door, visitor: Visitor, body: ResponsesRequest, pipeline: s
         temperature=body.temperature,
         top_p=top_p_of(body.top_p),
         seed=body.seed,
-        json_schema=body.kept_to,
+        json_schema=body.answer_schema,
         **({"logprobs": True, "top_logprobs": body.top_logprobs} if body.tells_logprobs else {}),
     )
     body.input.clear()  # The library copies the turns, and nothing else holds what was in them.
@@ -73,12 +66,12 @@ async def _ask(door: Door, visitor: Visitor, body: ResponsesRequest, pipeline: s
     return visitor.account.ask(visitor.omni.stream_chat, fetched, **options)
 
 
-async def _whole(making: _Making, events: AsyncGenerator[Event, None]) -> dict[str, Any]:
+async def _whole(builder: _ResponseBuilder, events: AsyncGenerator[Event, None]) -> dict[str, Any]:
     """The whole response, when all events have come."""
     async with aclosing(events):
         async for event in events:
-            making.take(event)
-    return making.response
+            builder.take(event)
+    return builder.response
 
 
 Changes = Iterator[tuple[str, dict[str, Any]]]
@@ -89,19 +82,19 @@ def _reasoning_text(text: str) -> dict[str, Any]:
     return {"type": "reasoning_text", "text": text}
 
 
-class _Making:
+class _ResponseBuilder:
     """A response while it is made: one message with one text, and, before it, an item with the thoughts if there are any."""
 
     def __init__(self, body: ResponsesRequest) -> None:
-        self._asked = body
-        self._name, self._item_name, self._thought_name = new_name("resp_"), new_name("msg_"), new_name("rs_")
+        self._body = body
+        self._response_id, self._message_id, self._thought_id = new_name("resp_"), new_name("msg_"), new_name("rs_")
         self._created = int(time.time())
-        self._numbers = count()
-        self._said: list[str] = []
+        self._sequence_numbers = count()
+        self._texts: list[str] = []
         self._thought: list[str] = []
         self._is_answering = False
         """Whether the message has begun."""
-        self._rows: list[dict[str, Any]] = []
+        self._logprob_rows: list[dict[str, Any]] = []
         self._done: Done | None = None
         self._has_begun = False
         self._failure: ApiError | None = None
@@ -111,9 +104,9 @@ class _Making:
         rows: list[dict[str, Any]] = []
         match event:
             case TextDelta():
-                rows = logprobs_of(event, self._asked.top_logprobs or 0) if self._asked.tells_logprobs else []
-                self._said.append(event.text)
-                self._rows += rows
+                rows = logprobs_of(event, self._body.top_logprobs or 0) if self._body.tells_logprobs else []
+                self._texts.append(event.text)
+                self._logprob_rows += rows
             case ThoughtDelta() if event.text:
                 self._thought.append(event.text)
             case Done():
@@ -140,7 +133,7 @@ class _Making:
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         """One server-sent event with the next number."""
-        return as_event({"type": kind, "sequence_number": next(self._numbers), **fields}, kind)
+        return as_event({"type": kind, "sequence_number": next(self._sequence_numbers), **fields}, kind)
 
     def _changes(self, event: Event) -> Changes:
         """The server-sent events for the next event of the answer."""
@@ -152,13 +145,13 @@ class _Making:
         match event:
             case ThoughtDelta() if event.text:
                 if is_first_thought:
-                    item = {**self._reasoning, "status": "in_progress", "content": []}
+                    item = {**self._thought_item, "status": "in_progress", "content": []}
                     yield "response.output_item.added", {"output_index": 0, "item": item}
                     yield "response.content_part.added", {**self._thought_place, "part": _reasoning_text("")}
                 yield "response.reasoning_text.delta", {**self._thought_place, "delta": event.text}
             case TextDelta() if event.text or rows:
                 yield from self._begin_answer()
-                yield "response.output_text.delta", {**self._place, "delta": event.text, "logprobs": rows}
+                yield "response.output_text.delta", {**self._text_place, "delta": event.text, "logprobs": rows}
             case _:
                 pass
 
@@ -168,8 +161,9 @@ class _Making:
             return
         self._is_answering = True
         yield from self._end_thought()
-        yield "response.output_item.added", {"output_index": self._index, "item": {**self._item, "status": "in_progress", "content": []}}
-        yield "response.content_part.added", {**self._place, "part": {**self._part, "text": "", "logprobs": []}}
+        item = {**self._message_item, "status": "in_progress", "content": []}
+        yield "response.output_item.added", {"output_index": self._message_index, "item": item}
+        yield "response.content_part.added", {**self._text_place, "part": {**self._text_part, "text": "", "logprobs": []}}
 
     def _end_thought(self) -> Changes:
         """Complete the item of the thoughts, if there are any."""
@@ -177,7 +171,7 @@ class _Making:
             return
         yield "response.reasoning_text.done", {**self._thought_place, "text": "".join(self._thought)}
         yield "response.content_part.done", {**self._thought_place, "part": _reasoning_text("".join(self._thought))}
-        yield "response.output_item.done", {"output_index": 0, "item": self._reasoning}
+        yield "response.output_item.done", {"output_index": 0, "item": self._thought_item}
 
     def _end(self) -> Changes:
         """Complete the item that is being made; the answer has ended."""
@@ -185,40 +179,40 @@ class _Making:
             yield from self._end_thought()
             return
         yield from self._begin_answer()
-        yield "response.output_text.done", {**self._place, "text": "".join(self._said), "logprobs": self._rows}
-        yield "response.content_part.done", {**self._place, "part": self._part}
-        yield "response.output_item.done", {"output_index": self._index, "item": self._item}
+        yield "response.output_text.done", {**self._text_place, "text": "".join(self._texts), "logprobs": self._logprob_rows}
+        yield "response.content_part.done", {**self._text_place, "part": self._text_part}
+        yield "response.output_item.done", {"output_index": self._message_index, "item": self._message_item}
 
     @property
-    def _index(self) -> int:
+    def _message_index(self) -> int:
         """The index of the message among the output items."""
         return 1 if self._thought else 0
 
     @property
-    def _place(self) -> dict[str, Any]:
+    def _text_place(self) -> dict[str, Any]:
         """The fields that name the place of the text."""
-        return {"item_id": self._item_name, "output_index": self._index, "content_index": 0}
+        return {"item_id": self._message_id, "output_index": self._message_index, "content_index": 0}
 
     @property
     def _thought_place(self) -> dict[str, Any]:
         """The fields that name the place of the thoughts."""
-        return {"item_id": self._thought_name, "output_index": 0, "content_index": 0}
+        return {"item_id": self._thought_id, "output_index": 0, "content_index": 0}
 
     @property
     def _has_message(self) -> bool:
         """Whether the response has a message. After thoughts it has none until the message begins, and none at all if the limit of tokens
         ended the answer while the model was thinking."""
-        return not self._thought or self._is_answering or any(self._said) or self._status == "completed"
+        return not self._thought or self._is_answering or any(self._texts) or self._status == "completed"
 
     @property
     def _items(self) -> list[dict[str, Any]]:
-        return [*([self._reasoning] if self._thought else []), *([self._item] if self._has_message else [])]
+        return [*([self._thought_item] if self._thought else []), *([self._message_item] if self._has_message else [])]
 
     @property
-    def _reasoning(self) -> dict[str, Any]:
+    def _thought_item(self) -> dict[str, Any]:
         status = "completed" if self._has_message else "incomplete"
         content = [_reasoning_text("".join(self._thought))]
-        return {"id": self._thought_name, "type": REASONING, "summary": [], "content": content, "status": status}
+        return {"id": self._thought_id, "type": REASONING, "summary": [], "content": content, "status": status}
 
     @property
     def _status(self) -> str:
@@ -229,21 +223,21 @@ class _Making:
         return "incomplete" if self._done.finish_reason == "length" else "completed"
 
     @property
-    def _part(self) -> dict[str, Any]:
-        return {"type": "output_text", "text": "".join(self._said), "annotations": [], "logprobs": list(self._rows)}
+    def _text_part(self) -> dict[str, Any]:
+        return {"type": "output_text", "text": "".join(self._texts), "annotations": [], "logprobs": list(self._logprob_rows)}
 
     @property
-    def _item(self) -> dict[str, Any]:
+    def _message_item(self) -> dict[str, Any]:
         status = "incomplete" if self._status == "failed" else self._status
-        return {"id": self._item_name, "type": "message", "role": "assistant", "status": status, "content": [self._part]}
+        return {"id": self._message_id, "type": "message", "role": "assistant", "status": status, "content": [self._text_part]}
 
     @property
     def response(self) -> dict[str, Any]:
         """The response in its present state, as the client sees it."""
-        body, status = self._asked, self._status
+        body, status = self._body, self._status
         form = body.text.format.model_dump(by_alias=True, exclude_none=True) if body.text and body.text.format else {"type": "text"}
         return {
-            "id": self._name,
+            "id": self._response_id,
             "object": "response",
             "created_at": self._created,
             "completed_at": int(time.time()) if status == "completed" else None,
@@ -279,9 +273,9 @@ MAX_INCLUDED = 32
 MAX_METADATA = 16
 
 
-def _few(metadata: object) -> object:
+def _limit_metadata(metadata: object) -> object:
     """Refuse metadata with too many keys."""
-    return few(metadata, MAX_METADATA)
+    return limit_keys(metadata, MAX_METADATA)
 
 
 def _messages_of(value: object) -> object:
@@ -298,9 +292,11 @@ class TextFormat(StrictBody):
     strict: Annotated[bool | None, Field(description="Answers always keep to the schema.")] = None
 
     @property
-    def kept_to(self) -> dict[str, Any] | None:
+    def answer_schema(self) -> dict[str, Any] | None:
         """The schema that the text keeps to; None: any text is allowed."""
-        return None if self.type == "text" else self.schema_ or {"type": "object"}
+        if self.type == "text":
+            return None
+        return self.schema_ or {"type": "object"}
 
 
 class Text(StrictBody):
@@ -324,7 +320,7 @@ class ResponsesRequest(ConversationBody):
     stream_options: ResponseStreamOptions | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     include: Annotated[list[str], Field(max_length=MAX_INCLUDED)] | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=MAX_METADATA), BeforeValidator(_few)] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=MAX_METADATA), BeforeValidator(_limit_metadata)] | None = None
     seed: Annotated[Seed | None, Field(description="Ours: the same seed gives the same answer.")] = None
 
     max_tool_calls: Ignored = None
@@ -339,8 +335,8 @@ class ResponsesRequest(ConversationBody):
 
     def check(self) -> None:
         """Raises ApiError if the gateway cannot do what is asked."""
-        refuse(
-            *(self, "tools", "tool_choice", "previous_response_id", "conversation", "background", "prompt"),
+        self.refuse(
+            *("tools", "tool_choice", "previous_response_id", "conversation", "background", "prompt"),
             *("context_management", "moderation"),
         )
 
@@ -349,8 +345,8 @@ class ResponsesRequest(ConversationBody):
         return LOGPROBS in (self.include or ())
 
     @property
-    def kept_to(self) -> dict[str, Any] | None:
-        return self.text.format.kept_to if self.text and self.text.format else None
+    def answer_schema(self) -> dict[str, Any] | None:
+        return self.text.format.answer_schema if self.text and self.text.format else None
 
 
 KEYS = ("type", "role", "content", "id", "status", "phase")
@@ -383,7 +379,7 @@ def turns_of(body: ResponsesRequest) -> tuple[list[Turn], dict[str, str]]:
 
 def _check_reasoning(item: Mapping[str, Any], field: str) -> None:
     """Raises ApiError if the item does not have the form of reasoning."""
-    _check_known(item, (*REASONING_KEYS, *THOUGHTS), field)
+    _check_keys(item, (*REASONING_KEYS, *THOUGHTS), field)
     for name, kind in THOUGHTS.items():
         parts = item.get(name)
         if parts is not None and not isinstance(parts, list):
@@ -397,7 +393,7 @@ def _check_reasoning(item: Mapping[str, Any], field: str) -> None:
         raise invalid(f"{field}.encrypted_content", "must be text")
 
 
-def _check_known(item: Mapping[str, Any], keys: Sequence[str], field: str) -> None:
+def _check_keys(item: Mapping[str, Any], keys: Sequence[str], field: str) -> None:
     """Raises ApiError for a key that is not among `keys`."""
     unknown = next((key for key in item if key not in keys), None)
     if unknown is not None:
@@ -409,7 +405,7 @@ def _turn(item: Mapping[str, Any], field: str) -> Turn:
     kind = item.get("type", "message")
     if kind != "message":
         raise unsupported_error(f"{field}.type", f"is {str(kind)[:64]!r}; nothing here takes items other than messages yet")
-    _check_known(item, KEYS, field)
+    _check_keys(item, KEYS, field)
     content = item.get("content")
     if isinstance(content, list):
         content = [_part(part, f"{field}.content[{j}]") for j, part in enumerate(content)]

@@ -87,11 +87,7 @@ async def serve_gateway(settings: GatewaySettings, credentials: process.Credenti
     await process.serve(settings, service, listener, metrics.registry, {"kind": "gateway", "model": ""})
 
 
-LATER = {
-    "/v1/audio/transcriptions": "transcription",
-    "/v1/audio/translations": "translation",
-    "/v1/realtime": "realtime",
-}
+LATER = {"/v1/audio/transcriptions": "transcription", "/v1/audio/translations": "translation", "/v1/realtime": "realtime"}
 """Endpoints of OpenAI that the gateway does not have yet, and their names in errors."""
 
 

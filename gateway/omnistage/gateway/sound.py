@@ -203,7 +203,7 @@ class _Libav:
 
     def __init__(self, form: _LibavForm, sample_rate_hz: int, channels: int) -> None:
         self._form, self._rate_hz, self._channels = form, sample_rate_hz, channels
-        self._layout = "mono" if channels == 1 else f"{channels}c" if channels > 2 else "stereo"
+        self._layout = {1: "mono", 2: "stereo"}.get(channels, f"{channels}c")
         self._sink = _Sink()
 
     @cached_property

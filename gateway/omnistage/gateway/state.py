@@ -129,10 +129,7 @@ ERROR: Mapping[str, Any] = {
                 "type": {"type": "string", "enum": ["invalid_request_error", "server_error"]},
                 "param": {**_TEXT_OR_NOTHING, "description": "the field that is wrong"},
                 "code": {**_TEXT_OR_NOTHING, "description": "for programs"},
-                "reason": {
-                    "type": "string",
-                    "description": "a name of omnistage.v1.ErrorReason, or the code in capitals",
-                },
+                "reason": {"type": "string", "description": "a name of omnistage.v1.ErrorReason, or the code in capitals"},
                 "hint": {**_TEXT_OR_NOTHING, "description": "what to do"},
             },
         }

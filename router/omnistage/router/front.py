@@ -238,13 +238,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         return validate(request, self._pipelines())
 
     async def _answer(
-        self,
-        valid: ValidRequest,
-        place: Place,
-        context: AnyContext,
-        write: Write,
-        conversation: ConverseCall | None,
-        account: Account,
+        self, valid: ValidRequest, place: Place, context: AnyContext, write: Write, conversation: ConverseCall | None, account: Account
     ) -> None:
         """Run the answer to a checked request that has a place, and count it in the metrics. Raises StageError."""
         served = self._served[valid.pipeline.name]

@@ -348,11 +348,7 @@ def code_outputs(port: PortSpec, frames: Array) -> Iterator[Output]:
 
 
 def sound_outputs(
-    port: PortSpec,
-    samples: NDArray[np.float32],
-    rate_hz: int,
-    encoding: chunk_pb2.AudioEncoding,
-    prebuffer_ms: int | None = None,
+    port: PortSpec, samples: NDArray[np.float32], rate_hz: int, encoding: chunk_pb2.AudioEncoding, prebuffer_ms: int | None = None
 ) -> Iterator[Output]:
     """Samples [n, channels] as outputs of at most 256 KiB. prebuffer_ms: sent with the first output; None: nothing is sent."""
     channels = port.width
