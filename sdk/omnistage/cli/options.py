@@ -178,15 +178,10 @@ def examples(*lines: str) -> str:
 def show_version(is_wanted: bool) -> None:
     """Callback of an option --version."""
     if is_wanted:
-        print(version_line())
+        from importlib.metadata import version
+
+        print(f"omnistage {version('omnistage')}")
         raise typer.Exit
-
-
-def version_line() -> str:
-    """The version of the installed package."""
-    from importlib.metadata import version
-
-    return f"omnistage {version('omnistage')}"
 
 
 ATTACHED_KINDS = ("image", "audio", "video")

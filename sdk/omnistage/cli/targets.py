@@ -91,7 +91,9 @@ def target_for(
     key = typed_key(api_key)
     notices = Notices()
     is_shown = not is_quiet and notices.is_terminal
-    if not devices and _may_be_served(pipeline) and (router := asyncio.run(find_router(key))) is not None:
+    may_be_served = not devices and _may_be_served(pipeline)
+    router = asyncio.run(find_router(key)) if may_be_served else None
+    if router is not None:
         if pipeline and not router.is_named and not router.has(pipeline):
             served = ", ".join(one.name for one in router.pipelines)
             message = f"the router at {router.address} serves {served}, not {pipeline}{did_you_mean(pipeline, served.split(', '))}"

@@ -86,12 +86,14 @@ def draw(path: Path, done: Done, text: str) -> None:
     heard_s = max([timing.e2e_s, *(chunk.end_s for chunk in played)])
     shown_s = min(heard_s, (LONGEST_WITH_LOSS if done.failovers else LONGEST) * timing.e2e_s)
     levels = buffer_levels(timing.audio) if done.failovers else []
-    highest_s = max((level.buffered_s for level in levels if level.at_s <= shown_s), default=0.0)
-    top_s = max(min(highest_s, CUT_ABOVE * _most_held_s(levels, done)), START_BUFFER_S)
+    highest_level_s = max((level.buffered_s for level in levels if level.at_s <= shown_s), default=0.0)
+    top_level_s = max(min(highest_level_s, CUT_ABOVE * _most_held_s(levels, done)), START_BUFFER_S)
     if levels:
-        rows.append(Row("buffer", f"cut at {top_s:.1f} s" if top_s < highest_s else f"up to {highest_s:.1f} s"))
+        is_cut = top_level_s < highest_level_s
+        rows.append(Row("buffer", f"cut at {top_level_s:.1f} s" if is_cut else f"up to {highest_level_s:.1f} s"))
     marks = _marks(done)
     loss_lines = [sentence(failover, timing) for failover in done.failovers[:MOST_TOLD]]
+    # Each loss has a line below the title; with losses the legend has a second line.
     top_in, bottom_in = TOP_IN + LINE_IN * len(loss_lines), BOTTOM_IN + LINE_IN * bool(loss_lines)
     height_in = top_in + bottom_in + ROW_IN * (len(rows) + MARK * len(marks))
     figure = Figure(figsize=(WIDTH_IN, height_in), dpi=DPI, facecolor="white")
@@ -105,11 +107,12 @@ def draw(path: Path, done: Done, text: str) -> None:
         if heard_s > shown_s:
             _annotate(axes, (1, y), 0, f"plays on until {heard_s:.1f} s  →", INK)
     if levels:
-        _draw_buffer(axes, len(rows) - 1, levels, done, top_s, shown_s)
+        _draw_buffer(axes, len(rows) - 1, levels, done, top_level_s, shown_s)
     _draw_pauses(axes, done.failovers, len(rows))
     _draw_marks(axes, marks, len(rows), shown_s)
     _dress(axes, rows, len(marks), shown_s)
     _write_legend(axes, bool(loss_lines))
+    # The places of these texts are inches from the left and upper edge, as shares of the figure, whose upper edge is at 1.
     left_margin = 0.12 / WIDTH_IN
     _write_title(figure, left_margin, 1 - 0.1 / height_in, text)
     figure.text(left_margin, 1 - 0.38 / height_in, _figures(done, played), fontsize=9.5, color=FAINT, va="top")
@@ -298,8 +301,7 @@ def _dress(axes: Axes, rows: Sequence[Row], marks: int, end_s: float) -> None:
     axes.tick_params(axis="x", labelsize=8.5, labelcolor=FAINT, color=GRID)
     axes.grid(axis="x", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(GRID)
 
 

@@ -323,6 +323,7 @@ def draw(path: Path, result: Result, kind: str) -> None:
     if not panels:
         places[0].text(0.5, 0.5, "no request was completed", ha="center", va="center", fontsize=10, color=FAINT)
     height_in = figure.get_figheight()
+    # The title stands 0.12 inches from the left and upper edge; places are shares of the figure, whose upper edge is at 1.
     figure.text(0.12 / WIDTH_IN, 1 - 0.12 / height_in, _title(result), va="top", fontsize=10.5, color=INK, parse_math=False)
     figure.tight_layout(rect=(0, 0, 1, 1 - TITLE_IN / height_in))
     figure.savefig(path, format=kind)
@@ -397,8 +398,6 @@ def _dress(axes: Axes) -> None:
     axes.yaxis.label.set_color(FAINT)
     axes.grid(color=GRID, linewidth=0.7)
     axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color(GRID)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GRID)
     axes.legend(fontsize=8, frameon=False, labelcolor=INK)

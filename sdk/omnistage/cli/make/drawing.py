@@ -132,7 +132,8 @@ class DrawingOrder(PictureOrder):
         """The path of one picture. result, layer: its numbers, from 0. results, layers: how many there are of each; layers 0: the model
         draws none."""
         number = f"-{result + 1}" if results > 1 else ""
-        return self.out.with_stem(f"{self.out.stem}{number}{f'-layer-{layer}' if layers else ''}")
+        layer_text = f"-layer-{layer}" if layers else ""
+        return self.out.with_stem(f"{self.out.stem}{number}{layer_text}")
 
     def preview_path(self, preview: Picture) -> Path:
         """The path of a preview. Its ending is that of the picture, unless the preview is of another type."""

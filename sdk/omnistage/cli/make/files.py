@@ -237,8 +237,8 @@ def _columns(text: str) -> int:
 
 
 def _names_in_use(folders: Sequence[Path]) -> set[str]:
-    """The names, without ending, that a new picture must not get: those of the files in these folders, and the names without the parts that
-    were added for a number, a layer or a preview. All are in lower case."""
+    """The names, without ending, that a new picture must not get: those of the files in these folders, and the same names without the parts
+    that stand for a number, a layer or a preview. All are in lower case."""
     names = set[str]()
     for file in (file for folder in folders for file in folder.iterdir()):
         picture = _PART.sub("", file.stem.lower())

@@ -59,6 +59,7 @@ class HeardOrder(TypedOrder):
         """Whether to play the sound while it comes."""
         if self.play is not None:
             return self.play
+        # Unless outputs are named, sound may come.
         return self.out is None and not self.as_json and sys.stderr.isatty() and "audio" in self.options.get("outputs", ("audio",))
 
 

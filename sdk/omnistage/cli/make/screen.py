@@ -141,7 +141,7 @@ class Spoken:
 
 class Screen:
     """The base of all screens; a screen shows an answer inside its `with` block. This one shows nothing, for --json. `show` is called when
-    text or sound has come; spoken: the answer so far; new_text: the text that is new."""
+    text or sound has come. answer: all that has come so far. new_text: the new part of its text."""
 
     def __enter__(self) -> Self:
         return self

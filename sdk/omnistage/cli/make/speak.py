@@ -84,7 +84,7 @@ class Question(HeardOrder):
         if self.out is not None and not self.is_sound_piped:
             format_of(self.out).check(self.options.get("sample_rate_hz", 0), self.options.get("encoding", "pcm16"))
         options = self.options if self.schema is None else Options(**self.options, json_schema=_read_schema(self.schema))
-        text = words(self.text) if self.text or not self.attached else ""
+        text = words(self.text) if self.text or not self.attached else ""  # Media need no words.
         question = replace(self, text=text, parts=[one.read() for one in self.attached], options=options, schema=None)
         if not self.verbatim:
             for_conversation(question.conversation, options).complete()

@@ -97,6 +97,7 @@ class _Lines:
         self._ended: set[str] = set()
 
     def __call__(self, label: str, done: float, total: float | None = 1.0, unit: Unit = "share") -> None:
+        # Work in shares has no lines. A download has lines if they are wanted, and a wait always has.
         if unit == "share" or (label != WAITING and not self._has_downloads):
             return
         if label not in self._begun:

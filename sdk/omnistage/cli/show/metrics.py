@@ -63,7 +63,7 @@ class StackCollector(Collector):
         """Yield a metric that says which processes answered, and each other metric once, with the samples of all processes."""
         came_at = time.monotonic()
         with self._one_at_a_time:
-            # A fetch for another caller that began after this call is new enough; a process that hangs would delay another one.
+            # A fetch that began after this call, for another caller, is new enough. One more would wait again for a process that hangs.
             if self._looked_at < came_at:
                 self._looked_at = time.monotonic()
                 self._last = self._pages()

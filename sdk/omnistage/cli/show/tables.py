@@ -55,7 +55,8 @@ async def show_pipelines(address: str | None, api_key: str | None, as_json: bool
         console = _console()
         console.print(_table_or_lines(*_pipeline_rows(pipelines), console, unwrapped=("name",)))
         return
-    rows = [{key: value for key, value in asdict(one).items() if not (nothing_runs and key == "state")} for one in pipelines]
+    hidden = ("state",) if nothing_runs else ()
+    rows = [{key: value for key, value in asdict(pipeline).items() if key not in hidden} for pipeline in pipelines]
     print(json.dumps({"pipelines": rows}))
 
 

@@ -126,6 +126,7 @@ class Ending:
             return
         self.came = True
         self._why = reason
+        # Only a stack that serves has answers to wait for, and only with notices is anybody told.
         if self._notices is None or self.stack is None or not self.serves:
             self._say(f"[bold]ending[/] {reason}, before it serves")
             self._cancel()

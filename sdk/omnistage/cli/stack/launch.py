@@ -104,11 +104,8 @@ def settings_text(context: typer.Context) -> str:
 
     lines = ["# omnistage serve --config FILE: a variable counts more than the file, and the command line more than both"]
     for name, option in _options(context).items():
-        value = (
-            _list_or_one(context.params[name])
-            if option.nargs < 0 or name in LISTS
-            else _file_value(context.params[name], is_many=option.multiple)
-        )
+        in_force, is_list = context.params[name], option.nargs < 0 or name in LISTS
+        value = _list_or_one(in_force) if is_list else _file_value(in_force, is_many=option.multiple)
         is_unset = value is None or value == ""
         # YAML ends a text that is a single value with a line of three dots.
         origin = f"default: {UNSET.get(name, OWN)}" if is_unset else _origin(context, name, "command line") or "default"
@@ -175,8 +172,10 @@ def _settings(path: Path, options: Mapping[str, Any]) -> Iterator[tuple[str, Any
             continue
         if options[option].nargs < 0:
             yield option, [_word(path, option, one) for one in (value if isinstance(value, list) else [value])]
+        elif options[option].multiple:
+            yield option, _words(path, option, value)
         else:
-            yield option, _words(path, option, value) if options[option].multiple else _word(path, option, value)
+            yield option, _word(path, option, value)
 
 
 def _split(value: str) -> list[str]:
@@ -364,6 +363,7 @@ def serve(
     from omnistage.cli.stack.layout import ServerOptions, by_stage, counts, flag
     from omnistage.cli.stack.pipelines import Choice
 
+    # An address for HTTP wins over `no_http` if its source counts more: the command line, for example, over the file.
     if no_http and counts_more(context, "http", "no_http"):
         no_http = context.params["no_http"] = False
     is_private = lifeline_fd >= 0  # The owner of a private stack asks over gRPC, and ends it: no gateway, no idle limit.
@@ -396,9 +396,7 @@ def serve(
     choice = Choice(pipeline or (), checkpoints, devices, processes, dtype, settings, servers, loras=lora or ())
     with errors_reported(verbose):
         if detach:
-            from omnistage.cli.stack.serve import serve_detached
-
-            serve_detached(choice, sys.argv[1:], log_dir)
+            serving.serve_detached(choice, sys.argv[1:], log_dir)
         else:
             serving.serve(choice, log_dir, verbose, ready_fd, lifeline_fd)
 

@@ -195,7 +195,7 @@ def apart(address: str, others: Collection[str]) -> str:
 
 
 def room(address: str, others: Collection[str], max_ports: int) -> int:
-    """How many ports in a row, from that of `address` on, no address in `others` has; at most `max_ports`."""
+    """The number of successive ports that no address in `others` has; the first is that of `address`. At most `max_ports`."""
     first = int(address.rpartition(":")[2])
     return next((count for count in range(1, max_ports) if first + count in _ports(others)), max_ports)
 

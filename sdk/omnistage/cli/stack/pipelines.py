@@ -136,7 +136,7 @@ def _is_checkpoint(text: str) -> bool:
 
 def _with_checkpoints(entries: Sequence[_Wanted], checkpoints: Mapping[str, str], left_out: Mapping[str, str]) -> Iterator[_Wanted]:
     """Yields each pipeline with the checkpoint that was typed for it. checkpoints: as in Choice. left_out: by pipeline, why it is left out.
-    Raises BadRequestError if a checkpoint is for no pipeline, or for one of several."""
+    Raises BadRequestError if a checkpoint is for no pipeline, or does not say for which of several."""
     if not checkpoints:
         yield from entries
         return
@@ -186,9 +186,9 @@ def _of_checkpoint(folder: Path, entry: _Wanted, choice: Choice) -> PipelineLayo
 
 
 def _pipeline_that_fits(folder: Path, source: str, text: str, choice: Choice) -> str:
-    """The pipeline that a checkpoint can serve: `source`, or, if the checkpoint lacks some of its models, the shipped pipeline whose last
-    stage comes before the first missing one. text: the checkpoint as typed. Raises RequestError if sound is asked for and the checkpoint
-    cannot speak, StackError if no pipeline fits, LoadError."""
+    """The pipeline that a checkpoint can serve. It is `source`, or, if the checkpoint lacks some of its models, the shipped pipeline that
+    has only the stages before the first missing one. text: the checkpoint as typed. Raises RequestError if sound is asked for and the
+    checkpoint cannot speak, StackError if no pipeline fits, LoadError."""
     pipeline = _read(source)
     lacks = lacking(folder, pipeline.models)
     is_silent = lacking(folder, [(stage.family, "talker") for stage in pipeline.stages if has_model(stage.family, "talker")])

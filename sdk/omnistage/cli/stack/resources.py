@@ -35,8 +35,9 @@ desktop: the server is started again while others go on."""
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bounds of one server process. memory_bytes: how much memory it may map from its start on; None: any, until it serves. rest_share: the
-    part of the machine's memory, beyond what the server has mapped when it serves, that it may map from then on; None: no other bound."""
+    """Bounds of one server process. memory_bytes: the memory that it may map from its start on; None: all of it, until it serves.
+    rest_share: from the moment when it serves, it may map more than it has mapped by then: this share of the machine's other memory; None:
+    the bound stays as it was."""
 
     memory_bytes: int | None = None
     rest_share: float | None = None

@@ -160,9 +160,9 @@ class Stack:
         return await asyncio.shield(self._broken)
 
     async def begin(self, pipeline: str) -> None:
-        """Start a pipeline while others serve, and return when all its processes serve; a second caller waits for the same start. If it
-        fails, its processes that no other pipeline uses are ended, and it may be begun anew. If the caller is cancelled, the start goes on.
-        Raises UnknownModelError and StackError."""
+        """Start a pipeline while others serve, and return when all its processes serve; a second caller waits for the same start. If the
+        pipeline fails, it may be begun anew, after those of its processes have ended that no other pipeline uses. If the caller is
+        cancelled, the start goes on. Raises UnknownModelError and StackError."""
         if pipeline not in {one.name for one in self._layout.pipelines}:
             raise UnknownModelError(f"this stack has no pipeline {pipeline}; it has {self._layout.names}")
         if pipeline not in self._begun:
