@@ -109,8 +109,9 @@ class Films:
         return {VIDEO: plan.frames, LATENTS: places, PIXELS: plan.frames * plan.height * plan.width}
 
     def first(self, plan: DrawingPlan, ports: Wanted) -> int:
-        have = [ports[port] >= count for port, count in self.items(plan).items() if port in ports]
-        return int(bool(have) and all(have))  # Kept states alone may be wanted: these have to be drawn.
+        """0 if the film must be drawn; 1 if the client has all wanted items of it. States alone may be wanted: these have to be drawn."""
+        are_sent = [ports[port] >= count for port, count in self.items(plan).items() if port in ports]
+        return int(bool(are_sent) and all(are_sent))
 
     def preview(self, canvas: Canvas) -> Sequence[Preview]:
         return []
@@ -129,7 +130,7 @@ class Films:
         clips = Clips(plan, plan.rate_hz, ports[VIDEO]) if VIDEO in ports else None
         size = plan.height * plan.width
         for number, frame in enumerate(self._painter.shown(latents)):
-            skipped = max(ports.get(PIXELS, plan.frames * size) - number * size, 0)
+            skipped = max(ports.get(PIXELS, plan.frames * size) - number * size, 0)  # Without the port all pixels are skipped.
             if skipped < size:
                 yield TensorRows(PIXELS, frame.reshape(-1, 3)[skipped:])
             if clips is not None:
@@ -143,31 +144,32 @@ class Clips:
     def __init__(self, plan: DrawingPlan, rate_hz: float, first: int, track: Track | None = None) -> None:
         kind = film_kind(plan.media_type)
         assert kind is not None  # `check_film` has checked it.
-        self._kind, self._first, self._left, self._place = kind, first, plan.frames, 0
+        self._kind, self._first, self._frames_to_come = kind, first, plan.frames
+        self._place = 0  # The number of frames in the clips so far.
         self._writer = FilmWriter(kind, rate_hz, plan.frames, track)
-        self._data, self._frames = bytearray(), 0
+        self._data, self._frames = bytearray(), 0  # What waits for the next clip.
 
     def with_frame(self, frame: Frame) -> Iterator[Clip]:
         """Yields the clips that are complete with the next frame. A large clip waits for more frames, because each message must have a
         frame of its own: a message without a frame would come twice in a resumed session. Raises Failed if waiting cannot help."""
-        self._left -= 1
-        joins = self._first > 0 and self._place >= self._first and not self._data
-        if joins:
+        self._frames_to_come -= 1
+        begins_wanted_part = self._first > 0 and self._place >= self._first and not self._data
+        if begins_wanted_part:
             self._first = 0
-        if piece := self._writer.write(frame, is_key=joins):
+        if piece := self._writer.write(frame, is_key=begins_wanted_part):
             self._data += piece.data
             self._frames += piece.frames
         count = -(-len(self._data) // MAX_CLIP_BYTES)
         if count > self._frames:
-            if not self._left or count > MAX_HELD:
+            if not self._frames_to_come or count > MAX_HELD:
                 raise Failed(f"{self._frames} frames of the film have {len(self._data)} bytes: ask for fewer pixels")
             return
         for number in range(count):
             part = bytes(self._data[number * MAX_CLIP_BYTES : (number + 1) * MAX_CLIP_BYTES])
-            shown = self._frames - count + 1 if number == count - 1 else 1
+            clip_frames = self._frames - count + 1 if number == count - 1 else 1  # All but the last clip have one frame each.
             if self._place >= self._first:
-                yield Clip(part, self._kind.media_type, shown, self._writer.codecs)
-            self._place += shown
+                yield Clip(part, self._kind.media_type, clip_frames, self._writer.codecs)
+            self._place += clip_frames
         self._data, self._frames = bytearray(), 0
 
 
@@ -302,8 +304,8 @@ def budget_of(options: LoadOptions, film_bytes: int) -> int:
     memory, so that replicas whose free memory differs a little come to the same value."""
     if film_bytes:
         return film_bytes
-    free = free_bytes(options.device, options.gpu_memory_utilization, options.memory_share)
-    return 1 << int(free * MEMORY_SHARE[options.device.partition(":")[0]]).bit_length() >> 1
+    available_bytes = free_bytes(options.device, options.gpu_memory_utilization, options.memory_share)
+    return 1 << int(available_bytes * MEMORY_SHARE[options.device.partition(":")[0]]).bit_length() >> 1
 
 
 def _measure_decoding(vae: Any, height: int, width: int) -> int:

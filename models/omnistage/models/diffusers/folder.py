@@ -111,19 +111,19 @@ def read_index(folder: Path) -> Index:
             raise BadCheckpoint(f"{path}: {_quote(part)} is no part of a {name}")
         # Diffusers names a part that its pipeline makes by itself, and does not save it.
         is_own = parameters[part].default is None and part not in pipeline._optional_components and not (folder / part).exists()
-        if value[:1] != [None] and not is_own:
+        if value[:1] != [None] and not is_own:  # [None, None] stands for a part that the checkpoint lacks.
             components[part] = _check_class(f"{path}: {part!r}", value)
-    others: dict[str, Any] = {}
+    other_arguments: dict[str, Any] = {}
     for part, parameter in parameters.items():
         if part in components:
             continue
         if part in pipeline._optional_components:
-            others[part] = None
+            other_arguments[part] = None
         elif parameter.default is parameter.empty:
             raise BadCheckpoint(f"{path} lacks {part!r}, which a {name} has")
         elif part in values and not isinstance(values[part], list):
-            others[part] = values[part]
-    return Index(name, components, others)
+            other_arguments[part] = values[part]
+    return Index(name, components, other_arguments)
 
 
 def load_pipeline(
@@ -149,9 +149,9 @@ def weights_of(folder: Path) -> list[Path]:
 
 def load_part(folder: Path, part: str, dtype: torch.dtype) -> Any:
     """One part of a pipeline, loaded on the CPU. part: its name in the index. Raises BadCheckpoint."""
-    library, name = read_index(folder).components[part]
+    kind = read_index(folder).components[part]
     with quiet():
-        return _load_part(folder / part, library, name, dtype)
+        return _load_part(folder / part, *kind, dtype)
 
 
 def _check_class(place: str, value: list[Any]) -> tuple[str, str]:
@@ -207,10 +207,10 @@ def _load_part(folder: Path, library: str, name: str, dtype: torch.dtype, argume
     owner = "transformers" if issubclass(kind, transformers.PreTrainedModel) else "diffusers"
     header = _check_files(folder, WEIGHTS[owner])
     check_says_unpacked(values, str(folder / "config.json"))
-    word = {"dtype": dtype} if owner == "transformers" else {"torch_dtype": dtype, "low_cpu_mem_usage": True}
+    dtype_arguments = {"dtype": dtype} if owner == "transformers" else {"torch_dtype": dtype, "low_cpu_mem_usage": True}
     try:
         with _translate_errors(folder), bound_building(header, folder):
-            model, report = kind.from_pretrained(folder, **SAFE_WEIGHTS, **word, **arguments)
+            model, report = kind.from_pretrained(folder, **SAFE_WEIGHTS, **dtype_arguments, **arguments)
     except BadCheckpoint:
         check_unpacked(header, folder)  # The library's error for packed weights does not say that they are packed.
         raise
@@ -298,6 +298,7 @@ def _check_weights(folder: Path, model: torch.nn.Module, report: Mapping[str, An
         raise BadCheckpoint(f"{folder} lacks {_list_names(missing)} of a {type(model).__name__}")
     if report["error_msgs"]:
         raise BadCheckpoint(f"{folder} cannot be loaded: {_list_names(list(map(str, report['error_msgs'])))}")
+    # Names of layers beyond those of the model: they differ from the model's names only in the number of the layer.
     places = {_place(name) for name in model.state_dict()}
     lists = {name for name, part in model.named_modules() if isinstance(part, torch.nn.ModuleList)}
     extra_names = sorted(
@@ -307,7 +308,7 @@ def _check_weights(folder: Path, model: torch.nn.Module, report: Mapping[str, An
     )
     if extra_names:
         raise BadCheckpoint(f"{folder} has more layers than its config.json wants: {_list_names(extra_names)}")
-    empty = [name for name, value in _tensors(model) if value.is_meta]
+    empty = [name for name, value in (*model.named_parameters(), *model.named_buffers()) if value.is_meta]
     if empty:
         raise BadCheckpoint(f"{folder} left without values: {_list_names(empty)}")
 
@@ -315,11 +316,6 @@ def _check_weights(folder: Path, model: torch.nn.Module, report: Mapping[str, An
 def _place(name: str) -> str:
     """A weight's name without the number of its layer."""
     return LAYER.sub(".#.", name)
-
-
-def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from model.named_parameters()
-    yield from model.named_buffers()
 
 
 @contextmanager
@@ -336,7 +332,7 @@ def _translate_errors(place: Path) -> Iterator[None]:
 def _line(error: Exception) -> str:
     """The text of an error, in one line of bounded length."""
     text = " ".join(str(error).split())
-    return f"{text[:300]}…" if len(text) > 300 else text or type(error).__name__
+    return f"{text[:300]}…" if len(text) > 300 else (text or type(error).__name__)
 
 
 def _list_names(names: list[str]) -> str:

@@ -41,12 +41,7 @@ from omnistage.models.diffusers.plan import (
     smallest,
     with_guides,
 )
-from omnistage.models.diffusers.qwen_image import (
-    QwenImageEditPainter,
-    QwenImageEditPlusPainter,
-    QwenImageLayeredPainter,
-    QwenImagePainter,
-)
+from omnistage.models.diffusers.qwen_image import QwenImageEditPainter, QwenImageEditPlusPainter, QwenImageLayeredPainter, QwenImagePainter
 from omnistage.models.diffusers.stable_audio import StableAudioPainter
 from omnistage.models.diffusers.wan import WanPainter
 from omnistage.models.diffusers.whole import WholeDrawing
@@ -133,6 +128,23 @@ def _load(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel[A
         raise LoadError(f"option max_tokens is {diffusers_options.max_tokens}, and the usual picture has {usual_tokens}: give more")
     max_tokens = diffusers_options.max_tokens or max(ADMITTED_STEPS * batch_tokens, artist.tokens(_largest_plan(artist, name)))
     makes_films = any(port.content is Content.VIDEO for port in artist.ports)
+    film_memory, prompt_tokens = getattr(artist, "memory", None), artist.limits.prompt_tokens
+    settings = {  # Those with an empty text are left out.
+        "dtype": options.told("dtype", dtype),
+        "drawn": "step by step" if isinstance(artist, StepDrawing) else "by whole calls of the pipeline",
+        "drawn by default": f"{_size_told(usual_plan)} in {usual_plan.steps} steps with guidance {usual_plan.guidance:g}",
+        "latent tokens": f"{step_tokens} in a step, {max_tokens} of all that is drawn at once",
+        "words of a prompt": f"the first {prompt_tokens} tokens are drawn" if prompt_tokens else "",
+        "options of its own": ", ".join(option.name for option in artist.limits.options),
+        "options that it cannot follow": "; ".join(f"{option}: {reason}" for option, reason in unable.items()),
+        "draws": vocabulary.what,
+        "files of films": told_kinds() if makes_films else "",
+        "kept of encoders": _kept_told(diffusers_options, options),
+        **memory.told(),
+        "memory of the usual film": film_memory.told(usual_plan) if film_memory else "",
+        "LoRA": ", ".join(map(str, loras)),
+        "LoRA beside the weights, without effect": "; ".join(unused),
+    }
     info = ModelInfo(
         name=name,
         revision=revision(
@@ -151,22 +163,7 @@ def _load(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel[A
         produces=artist.ports,
         max_sessions=options.sessions,
         inputs=("text", "image") if _uses_pictures(artist.limits) else ("text",),
-        settings={
-            "dtype": options.told("dtype", dtype),
-            "drawn": "step by step" if isinstance(artist, StepDrawing) else "by whole calls of the pipeline",
-            "drawn by default": f"{_size_told(usual_plan)} in {usual_plan.steps} steps with guidance {usual_plan.guidance:g}",
-            "latent tokens": f"{step_tokens} in a step, {max_tokens} of all that is drawn at once",
-            **({"words of a prompt": f"the first {words} tokens are drawn"} if (words := artist.limits.prompt_tokens) else {}),
-            **({"options of its own": ", ".join(names)} if (names := [option.name for option in artist.limits.options]) else {}),
-            **({"options that it cannot follow": "; ".join(f"{option}: {reason}" for option, reason in unable.items())} if unable else {}),
-            **({"draws": vocabulary.what} if vocabulary.what else {}),
-            **({"files of films": told_kinds()} if makes_films else {}),
-            "kept of encoders": _kept_told(diffusers_options, options),
-            **memory.told(),
-            **({"memory of the usual film": films.told(usual_plan)} if (films := getattr(artist, "memory", None)) else {}),
-            **({"LoRA": ", ".join(map(str, loras))} if loras else {}),
-            **({"LoRA beside the weights, without effect": "; ".join(unused)} if unused else {}),
-        },
+        settings={name: text for name, text in settings.items() if text},
     )
     return DrawnModel(
         artist,
@@ -207,8 +204,10 @@ def _make_artist(
 
 
 def _size_told(plan: DrawingPlan) -> str:
+    if plan.seconds:
+        return f"{plan.seconds:g} s of sound"
     pixels = f"{plan.width}x{plan.height} pixels"
-    return f"{plan.seconds:g} s of sound" if plan.seconds else f"{plan.frames} frames of {pixels}" if plan.frames else pixels
+    return f"{plan.frames} frames of {pixels}" if plan.frames else pixels
 
 
 def _uses_pictures(limits: DrawingLimits) -> bool:

@@ -74,12 +74,15 @@ def read_loras(text: str) -> tuple[Lora, ...]:
     """Read the option: FILE[@PART][=SCALE], with commas between several. Raises LoadError."""
     loras = []
     for word in filter(None, text.split(",")):
-        name, _, scale = word.rpartition("=") if "=" in word and not Path(word).is_file() else (word, "", "1")
-        path, _, part = name.rpartition("@") if name.rpartition("@")[2] in PARTS and not Path(name).is_file() else (name, "", "")
+        # The name of a file may have the signs = and @ in it.
+        has_scale = "=" in word and not Path(word).is_file()
+        name, _, scale = word.rpartition("=") if has_scale else (word, "", "1")
+        has_part = name.rpartition("@")[2] in PARTS and not Path(name).is_file()
+        path, _, part = name.rpartition("@") if has_part else (name, "", "")
         try:
             lora = Lora(Path(path), float(scale), part)
         except ValueError:
-            lora = Lora(Path(path), math.nan)
+            lora = Lora(Path(path), math.nan)  # Refused below.
         if not path or not abs(lora.scale) <= MOST_SCALE:
             raise LoadError(f"option lora {word}: give FILE or FILE=SCALE, a number from -{MOST_SCALE:g} to {MOST_SCALE:g}")
         loras.append(lora)
@@ -261,12 +264,12 @@ def _watch_reading(published: Callable[..., Any], reading: _Reading) -> Callable
     """A replacement for `published`, by which the loader reads a file: it notes what the file has, and leaves out most metadata."""
 
     def lora_state_dict(*arguments: Any, **keywords: Any) -> tuple[Any, ...]:
-        *parts, metadata = published(*arguments, **keywords)
-        reading.names.update(parts[0])
-        reading.values.update(map(_digest, parts[0].values()))
-        reading.alphas.update(next((each or {} for each in parts[1:]), {}))
+        weights, *alphas, metadata = published(*arguments, **keywords)  # Not all pipelines return alphas, and those may return None.
+        reading.names.update(weights)
+        reading.values.update(map(_digest, weights.values()))
+        reading.alphas.update(next((each or {} for each in alphas), {}))
         safe_metadata = {key: value for key, value in (metadata or {}).items() if key.rpartition(".")[2] in SAID}
-        return (*parts, safe_metadata or None)
+        return (weights, *alphas, safe_metadata or None)
 
     return lora_state_dict
 

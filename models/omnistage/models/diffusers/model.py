@@ -37,7 +37,6 @@ from omnistage.models.diffusers.plan import (
 from omnistage.models.diffusers.sampling import CHECKPOINT, StateLayout
 from omnistage.models.interface import (
     Activity,
-    Array,
     BadRequest,
     Content,
     Drawn,
@@ -161,13 +160,14 @@ class DrawnModel(Generic[J]):
         if images and min(plan.width, plan.height) < limits.multiple:
             raise BadRequest("diffusion.images", f"a picture of {plan.width}x{plan.height} would come of it: send one that is less long")
         sides = [side for side in ("width", "height") if getattr(request, side)]
+        # Unless both sides are asked for, the size follows from the one that is, or from the pictures.
         check_size(plan, limits, self._info.name, "" if len(sides) == 2 else "".join(sides) or "images")
         await asyncio.to_thread(self._artist.check, plan)
         if (tokens := self._artist.tokens(plan)) > self._max_tokens:
             advice = "fewer frames or pixels" if plan.frames else "fewer or smaller pictures"
             fault = f"it has {tokens} latent tokens, and {self._max_tokens} fit (option max_tokens): ask for {advice}"
-            field = "results" if plan.results > 1 else "frames" if plan.frames > limits.frames else "width"
-            raise BadRequest(f"diffusion.{field}", fault)
+            size_field = "frames" if plan.frames > limits.frames else "width"
+            raise BadRequest(f"diffusion.{'results' if plan.results > 1 else size_field}", fault)
         return plan
 
     async def _edited(self, plan: DrawingPlan, image: Media, number: int, client: str) -> EditedPicture:
@@ -179,7 +179,9 @@ class DrawnModel(Generic[J]):
         image: Media | None = getattr(request, field)
         if image is None:
             return None
-        is_mask, number = field == "mask_image", len(request.images) + (1 if field == "mask_image" or request.mask_image is None else 2)
+        is_mask = field == "mask_image"
+        # The mask is counted after the images, and the control image after both.
+        number = len(request.images) + (1 if is_mask or request.mask_image is None else 2)
         edit = mask_of if is_mask else partial(self._artist.edited, plan)
         picture = await self._decode_image(image, request.client, f"diffusion.{field}", number, edit, alpha=is_mask)
         if is_mask and images and (picture.width, picture.height) != (images[0].width, images[0].height):
@@ -211,7 +213,7 @@ class DrawnModel(Generic[J]):
     def _hold(self, picture: EditedPicture) -> None:
         """Count the memory of a picture as long as the picture exists. Raises Full if too much waits already."""
         with self._held_lock:
-            if self._held and self._held + picture.bytes > HELD_BYTES:
+            if self._held and self._held + picture.bytes > HELD_BYTES:  # One picture alone is never refused.
                 raise Full(f"{self._held >> 20} MiB of pictures wait to be edited, and {HELD_BYTES >> 20} MiB may")
             self._held += picture.bytes
         weakref.finalize(picture, self._let_go, picture.bytes).atexit = False
@@ -225,9 +227,8 @@ class DrawnModel(Generic[J]):
 
     async def draw(self, prepared: DrawingPlan, inputs: AsyncIterator[Piece], ports: Wanted) -> AsyncGenerator[Drawn, None]:
         """Yields notes about the request, and then the pieces of its drawing. inputs: unused."""
-        for note in self._vocabulary.notes(
-            prepared.prompt, (prepared.width, prepared.height), (self._artist.limits.width, self._artist.limits.height)
-        ):
+        limits = self._artist.limits
+        for note in self._vocabulary.notes(prepared.prompt, (prepared.width, prepared.height), (limits.width, limits.height)):
             yield Note(note)
         if prepared.mask is not None and draws_nothing(prepared.mask):
             yield Note(NOTHING_DRAWN)
@@ -365,16 +366,15 @@ class StepDrawing:
         if self.product.ports[0].name in job.wanted:
             shown += self.product.preview(job.canvases[0])
         if CHECKPOINT in job.wanted and sampler.step in job.layout.steps:
-            skipped = max(job.wanted[CHECKPOINT] - job.layout.steps.index(sampler.step) * job.layout.rows, 0)
+            earlier_rows = job.layout.steps.index(sampler.step) * job.layout.rows
+            skipped = max(job.wanted[CHECKPOINT] - earlier_rows, 0)
             if skipped < job.layout.rows:
-                shown.append(TensorRows(CHECKPOINT, self._kept(job)[skipped:]))
+                rows = job.layout.written([canvas.sampler.keep(canvas.latents) for canvas in job.canvases])
+                shown.append(TensorRows(CHECKPOINT, rows[skipped:]))
         return shown
 
     def _progress(self, job: DrawingJob) -> list[Drawn]:
         return [StepsDone(each.sampler.step, each.sampler.steps) for each in job.canvases[:1] if PROGRESS in job.wanted]
-
-    def _kept(self, job: DrawingJob) -> Array:
-        return job.layout.written([canvas.sampler.keep(canvas.latents) for canvas in job.canvases])
 
     def is_done(self, job: DrawingJob) -> bool:
         return job.encoded and all(canvas.is_drawn for canvas in job.canvases)

@@ -220,6 +220,7 @@ class Vocabulary:
         """Yields notes for the client: its prompt names none of the words, or its size is not the usual. size: width and height to draw."""
         missing = [name for name, words in self.words.items() if not _names_one(prompt, words)]
         if missing:
+            # The first subject is the things that can be drawn, which `what` has named already.
             unnamed = "none of them" if missing[0] == next(iter(self.words)) else _none_of(self.words[missing[0]])
             yield f"this model draws {self.what}; this prompt names {unnamed}"
         if self.one_size and size != usual_size:
@@ -234,7 +235,7 @@ def _none_of(words: Sequence[str]) -> str:
 def _names_one(prompt: str, words: Collection[str]) -> bool:
     """Whether a prompt has one of these words, or a plural of one."""
     prompt_words = map(str.casefold, _WORD.findall(prompt))
-    return any(not {word, word.removesuffix("s"), word.removesuffix("es")}.isdisjoint(words) for word in prompt_words)
+    return any({word, word.removesuffix("s"), word.removesuffix("es")}.intersection(words) for word in prompt_words)
 
 
 def _is_well_formed(entry: Any) -> bool:

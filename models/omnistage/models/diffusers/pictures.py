@@ -159,6 +159,7 @@ class Pictures:
     def _pictures(self, plan: DrawingPlan, ports: Wanted, number: int, canvas: Canvas, grids: Tensor) -> Generator[Drawn, None, None]:
         """Yields the wanted layers of a result as files, with their pixels. number: the result's number. grids: its layers."""
         layers, counts = len(grids), self.items(plan)
+        # By port, the first wanted layer of this result: `ports` has the first wanted item among those of all pictures.
         first_layers = {port: ports[port] * plan.pictures // counts[port] - number * layers for port in (IMAGE, PIXELS) if port in ports}
         first = max(min(first_layers.values(), default=layers), 0)
         if first >= layers:
@@ -178,7 +179,8 @@ class Pictures:
         """Yields the rows of one part of the plan on a tensor port, from the first wanted row on; nothing if the port is not wanted. parts:
         number of all parts. place: number of this part."""
         count = self.items(plan)[port] // parts
-        if port in ports and (skipped := max(ports[port] - place * count, 0)) < count:
+        skipped = max(ports[port] - place * count, 0) if port in ports else count
+        if skipped < count:
             yield TensorRows(port, make_rows()[skipped:])
 
 
@@ -257,8 +259,12 @@ def is_due(step: int, steps: int, previews: int) -> bool:
     """Whether a preview is shown after this step. previews: their number. Each comes in the middle of its share of the steps before the
     last; the last step shows none, as the picture itself follows."""
     max_step = steps - 1
+    if step > max_step:
+        return False
     shown = min(previews, max_step)
-    return step <= max_step and (2 * step * shown + max_step) // (2 * max_step) > (2 * (step - 1) * shown + max_step) // (2 * max_step)
+    # The previews due after a number of steps are that number * shown / max_step, rounded.
+    due_before, due = ((2 * count * shown + max_step) // (2 * max_step) for count in (step - 1, step))
+    return due > due_before
 
 
 PARAMETERS_KEY = "parameters"
@@ -300,6 +306,7 @@ def parameters(plan: DrawingPlan, number: int, model: str, reused: int = 0, larg
         "model": model,
     }
     return json.dumps(
+        # Parameters without effect are left out. A seed or scale of 0 has an effect.
         {key: value for key, value in fields.items() if value not in (None, 0, [], (), {}) or key in ("seed", "guidance_scale")}
     )
 

@@ -83,8 +83,8 @@ class MemoryPlan:
             if plan.ranks > 1 and (value := getattr(options, name)):
                 conflict = f"tensor_parallel_size {plan.ranks} and option {name} {value} exclude each other"
                 raise LoadError(f"{conflict}: each rank has a part of the weights as they are; leave one of them out")
-        if options.offload == "model":
-            plan._check_model_offload()
+        if options.offload == "model" and plan.device == "cpu":
+            raise LoadError("offload model: moves whole models to an accelerator and back, and device is cpu; take offload disk, or none")
         if options.quantization:
             plan._check_quantizer()
         if options.offload_folder and not Path(options.offload_folder).is_dir():
@@ -115,12 +115,13 @@ class MemoryPlan:
         place = {"": self.device, "group": "CPU", "disk": "disk", "model": "CPU"}[offload]
         weights = f"{weight_type} in the transformer" if weight_type else "as computed (default)"
         tiles = f"of more than {self.tiles_above} pixels" if self.tiles_above else "never"
-        by_default = " (default)" if self.chosen.vae_tiling_above == UNSAID else ""
+        tiles += " (default)" if self.chosen.vae_tiling_above == UNSAID else ""
+        offload_text = f" (offload {offload})" if offload else " (default)"
         share = "tokens" if self.chosen.context_parallel else "weights"
         return {
             "ranks": f"{self.ranks}, each with a part of the {share} of the transformer" if self.ranks > 1 else "1 (default)",
-            "weights": f"{weights}, on the {place}{f' (offload {offload})' if offload else ' (default)'}",
-            "pictures decoded in tiles": f"{tiles}{by_default}",
+            "weights": f"{weights}, on the {place}{offload_text}",
+            "pictures decoded in tiles": tiles,
         }
 
     def arguments(self) -> Mapping[str, Mapping[str, Any]]:
@@ -192,10 +193,6 @@ class MemoryPlan:
         side = next(getattr(pipe, name) for name in ("vae_scale_factor", "vae_scale_factor_spatial") if hasattr(pipe, name))
         vae.tiled_above = self.tiles_above / side**2
         vae.decode = partial(_decode_tiled, vae, vae.decode)
-
-    def _check_model_offload(self) -> None:
-        if self.device == "cpu":
-            raise LoadError("offload model: moves whole models to an accelerator and back, and device is cpu; take offload disk, or none")
 
     def _check_quantizer(self) -> None:
         """Raises LoadError if the chosen quantization needs a package that is not installed, or a GPU."""
@@ -298,23 +295,23 @@ class Spread:
 
     def __init__(self, transformer: Any, team: Team, min_tokens: int) -> None:
         """transformer: of the first rank. team: the other ranks. min_tokens: fewest tokens of words, and of pictures, in a pass."""
-        self._forward, self._team, self._least = transformer.forward, team, min_tokens
-        self._apart = ""  # Why no further pass is possible; empty if passes are.
+        self._forward, self._team, self._min_tokens = transformer.forward, team, min_tokens
+        self._fault = ""  # Why no further pass is possible; empty if passes are.
         transformer.forward = self
 
     def __call__(self, **arguments: Any) -> Any:
         """Computes a pass on all ranks. Raises RanksApart, also for every pass after a failed pass: the other ranks might be in the middle
         of the failed pass. Raises ValueError, and sends nothing, if there are fewer tokens than ranks to share them."""
-        if self._apart:
-            raise RanksApart(self._apart)
+        if self._fault:
+            raise RanksApart(self._fault)
         for name in ("hidden_states", "encoder_hidden_states"):
-            if (count := arguments[name].shape[1]) < self._least:
-                raise ValueError(f"{count} tokens of {name} cannot be shared by {self._least} ranks: draw it larger, or say more")
+            if (count := arguments[name].shape[1]) < self._min_tokens:
+                raise ValueError(f"{count} tokens of {name} cannot be shared by {self._min_tokens} ranks: draw it larger, or say more")
         try:
             with self._team.together(Forward(arguments)), _translate_loss():
                 return self._forward(**arguments)
         except RanksApart as error:
-            self._apart = str(error)
+            self._fault = str(error)
             self._team.abandon()
             raise
 

@@ -260,17 +260,14 @@ def _less_film(plan: DrawingPlan, limits: DrawingLimits, name: str, side: str) -
     work = pixels * plan.frames * plan.steps
     ratios = {"frames": plan.frames / limits.frames, side: pixels / usual_area if usual_area else 1.0, "steps": plan.steps / limits.steps}
     field = max(ratios, key=lambda each: ratios[each])
-    limit = {
-        "frames": limits.max_work // (pixels * plan.steps),
-        side: limits.max_work // (plan.frames * plan.steps),
-        "steps": limits.max_work // (pixels * plan.frames),
-    }[field]
-    first = (plan.frames - 1) % limits.frame_multiple + 1
+    # The limit of work, divided by the two other factors.
+    max_value = limits.max_work // (work // {"frames": plan.frames, side: pixels, "steps": plan.steps}[field])
     if field == "frames":
-        limit = limit - (limit - first) % limits.frame_multiple
+        min_frames = (plan.frames - 1) % limits.frame_multiple + 1
+        max_value -= (max_value - min_frames) % limits.frame_multiple  # Numbers of frames differ by whole multiples.
     size_text = f"{plan.width}x{plan.height} pixels, {plan.frames} frames and {plan.steps} steps"
     fault = f"{name} draws at most {limits.max_work:.3g} pixels times frames times steps, {size_text} are {work:.3g}"
-    return field, f"{fault}: ask for at most {limit} {'pixels' if field == side else field}" if limit > 0 else f"{fault}: ask for less"
+    return field, f"{fault}: ask for " + (f"at most {max_value} {'pixels' if field == side else field}" if max_value > 0 else "less")
 
 
 def _size(request: DrawRequest, limits: DrawingLimits, name: str) -> tuple[int, int]:
@@ -290,7 +287,8 @@ def _size(request: DrawRequest, limits: DrawingLimits, name: str) -> tuple[int, 
             raise _bad(side, f"{name} draws multiples of {limits.multiple} pixels, not {value}: ask for {nearest}")
         if value < limits.min_side:
             raise _bad(side, f"{name} draws {limits.min_side} pixels at least, not {value}")
-    if request.images and (bool(request.width) != bool(request.height) or limits.shaped):
+    has_one_side = bool(request.width) != bool(request.height)
+    if request.images and (has_one_side or limits.shaped):
         return request.width, request.height  # A side of 0 follows: see in_shape.
     return request.width or limits.width, request.height or limits.height
 
@@ -378,7 +376,8 @@ def smallest(request: DrawRequest, limits: DrawingLimits, max_side: int = 0) -> 
     if max_side and limits.sized and not limits.sides and limits.width and limits.height:
         lower, upper = (-(-side // limits.multiple) * limits.multiple for side in (limits.min_side, max_side))
         request = replace(request, width=max(min(limits.width, upper), lower), height=max(min(limits.height, upper), lower))
-    frames = min(limits.frames, (limits.frames - 1) % limits.frame_multiple + 1 + limits.frame_multiple)
+    min_frames = (limits.frames - 1) % limits.frame_multiple + 1
+    frames = min(limits.frames, min_frames + limits.frame_multiple)  # One step above the fewest.
     return replace(request, frames=frames, seconds=min(limits.seconds, SMALLEST_S))
 
 

@@ -16,17 +16,7 @@ from omnistage.models.diffusers.films import VIDEO, Clips, check_film
 from omnistage.models.diffusers.pictures import IMAGE, check_kind, encode_picture, parameters
 from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan
 from omnistage.models.diffusers.sounds import AUDIO, check_sound
-from omnistage.models.interface import (
-    BadRequest,
-    Content,
-    Drawn,
-    DrawRequest,
-    EncodedPicture,
-    Failed,
-    PortSpec,
-    Sound,
-    Wanted,
-)
+from omnistage.models.interface import BadRequest, Content, Drawn, DrawRequest, EncodedPicture, Failed, PortSpec, Sound, Wanted
 from omnistage.models.media.film_file import Track
 from omnistage.models.reports import LoadError
 from omnistage.models.steps.session import Product
@@ -120,24 +110,24 @@ class WholeFilm:
         self._multiple = next((int(getattr(pipe, name)) for name in names if getattr(pipe, name, None)), 1)
         self._rate = next((name for name in RATES if name in takes), None)
         self._rate_hz = _number(takes[self._rate].default, USUAL_RATE_HZ) if self._rate else USUAL_RATE_HZ
-        some = 1 + self._multiple * round(USUAL_SECONDS * self._rate_hz / self._multiple)
-        self._usual = _number(takes[count].default, some)
+        frames_by_seconds = 1 + self._multiple * round(USUAL_SECONDS * self._rate_hz / self._multiple)
+        self._usual_frames = _number(takes[count].default, frames_by_seconds)
         self._sound = _sound_of_film(pipe)
-        self._said = {SOUNDING: self._sound is not None} if SOUNDING in takes else {}
+        self._sound_argument = {SOUNDING: self._sound is not None} if SOUNDING in takes else {}
         self.ports = (PortSpec(VIDEO, Content.VIDEO), *([self._sound] if self._sound else []))
 
     def applied(self, limits: DrawingLimits) -> DrawingLimits:
-        frames, multiple = int(self._usual), self._multiple
+        frames, multiple = int(self._usual_frames), self._multiple
         return replace(limits, frames=frames, frame_multiple=multiple, max_frames=MAX_FRAMES, max_results=1, rate_hz=self._rate_hz)
 
     def arguments(self, plan: DrawingPlan) -> Mapping[str, Any]:
         """The arguments, with the rate if the pipeline draws by it."""
-        return {self._count: plan.frames, **({self._rate: plan.rate_hz} if self._rate else {}), **self._said}
+        return {self._count: plan.frames, **({self._rate: plan.rate_hz} if self._rate else {}), **self._sound_argument}
 
     def check(self, request: DrawRequest) -> None:
         """Raises BadRequest for a request that does not fit a film, or asks for more than MAX_SECONDS of film with sound."""
         check_film(request, self._model)
-        seconds = request.seconds or (request.frames or self._usual) / (request.frames_per_second or self._rate_hz)
+        seconds = request.seconds or (request.frames or self._usual_frames) / (request.frames_per_second or self._rate_hz)
         if self._sound and seconds > MAX_SECONDS:
             field = "duration_s" if request.seconds else "frames_per_second" if request.frames_per_second else "frames"
             fault = f"{self._model} makes at most {MAX_SECONDS:g} s of film with sound, these are {seconds:g}"
@@ -179,15 +169,15 @@ class WholeSound:
         self._model, self._length = model, length
         self._rate_hz = _sound_rate_hz(pipe, ("vae", "vocoder"))
         self._channels = int(_config(pipe, "vae").get("audio_channels") or 1)
-        inner = getattr(getattr(pipe, "transformer", None), "config", {}).get("sample_size")
+        latent_length = getattr(getattr(pipe, "transformer", None), "config", {}).get("sample_size")
         hop = getattr(getattr(pipe, "vae", None), "hop_length", None)
-        max_seconds = _number(getattr(pipe, "max_wav_duration", None), MAX_SECONDS)
-        self._most = inner * hop / self._rate_hz if isinstance(inner, int) and hop else max_seconds
-        self._usual = min(_number(takes[length].default, USUAL_SECONDS), self._most)
+        stated_seconds = _number(getattr(pipe, "max_wav_duration", None), MAX_SECONDS)
+        self._max_seconds = latent_length * hop / self._rate_hz if isinstance(latent_length, int) and hop else stated_seconds
+        self._usual_seconds = min(_number(takes[length].default, USUAL_SECONDS), self._max_seconds)
         self.ports = (PortSpec(AUDIO, Content.AUDIO, rate_hz=self._rate_hz, width=self._channels),)
 
     def applied(self, limits: DrawingLimits) -> DrawingLimits:
-        return replace(limits, seconds=self._usual, max_seconds=self._most, max_results=1)
+        return replace(limits, seconds=self._usual_seconds, max_seconds=self._max_seconds, max_results=1)
 
     def arguments(self, plan: DrawingPlan) -> Mapping[str, Any]:
         return {self._length: plan.seconds}

@@ -97,14 +97,14 @@ def min_steps(scheduler: Any) -> int:
 def memory_of(scheduler: Any, device: torch.device | str = "cpu") -> Memory:
     """The memory of a scheduler, found by steps with few numbers. scheduler: with `tried_steps` timesteps set on the device, used for
     nothing else. Raises ValueError for a scheduler whose steps make no number."""
-    sampler, latents, max_tensors = PictureSampler(scheduler, torch.Generator("cpu").manual_seed(0)), torch.zeros(1, 3, 5, device=device), 0
-    before = sampler.generator.get_state()
+    sampler, latents = PictureSampler(scheduler, torch.Generator("cpu").manual_seed(0)), torch.zeros(1, 3, 5, device=device)
+    first_noise, max_tensors = sampler.generator.get_state(), 0
     while not sampler.is_done:
         latents, _ = sampler.advance(torch.zeros_like(latents), latents)
         max_tensors = max(max_tensors, len(list(sampler.remembered(latents.shape))))
     if not torch.isfinite(latents).all():
         raise ValueError(f"{sampler.steps} steps make no number")
-    return Memory(max_tensors, draws=not torch.equal(before, sampler.generator.get_state()))
+    return Memory(max_tensors, draws=not torch.equal(first_noise, sampler.generator.get_state()))
 
 
 class PictureSampler:
@@ -156,11 +156,11 @@ class PictureSampler:
         sigma = self.sigma
         output = self.scheduler.step(model_output, self.timestep, latents, **self._step_arguments)
         self.step += 1
-        ready = getattr(output, "pred_original_sample", None)
-        if ready is None and getattr(self.scheduler, "model_outputs", None):
-            ready = self.scheduler.model_outputs[-1]  # A multistep solver keeps its own estimates.
-        if ready is not None:
-            return output.prev_sample, lambda: ready.float()
+        own_estimate = getattr(output, "pred_original_sample", None)
+        if own_estimate is None and getattr(self.scheduler, "model_outputs", None):
+            own_estimate = self.scheduler.model_outputs[-1]  # A multistep solver keeps its estimates.
+        if own_estimate is not None:
+            return output.prev_sample, lambda: own_estimate.float()
         return output.prev_sample, lambda: latents.float() - sigma * model_output.float()
 
     def keep(self, latents: Tensor) -> SamplerState:
@@ -180,9 +180,8 @@ class PictureSampler:
     def remembered(self, shape: torch.Size) -> Iterator[Tensor]:
         """Yields the tensors of this shape in the sampler's history."""
         for _, value in self._history():
-            yield from (
-                each for each in (value if isinstance(value, list) else [value]) if isinstance(each, Tensor) and each.shape == shape
-            )
+            entries = value if isinstance(value, list) else [value]
+            yield from (entry for entry in entries if isinstance(entry, Tensor) and entry.shape == shape)
 
     def _rehearse(self, step: int, latents: Tensor) -> None:
         """Take steps of zeros up to step `step`: then only values that depend on the picture are not as after real steps."""
@@ -194,7 +193,8 @@ class PictureSampler:
         """Yields name and value of the attributes of the scheduler that steps have changed."""
         for name, value in sorted(vars(self.scheduler).items()):
             fresh = self._fresh.get(name)
-            if value is not fresh and not (isinstance(value, list) and all(map(operator.is_, value, fresh or ()))):
+            is_equal_list = isinstance(value, list) and all(map(operator.is_, value, fresh or ()))
+            if value is not fresh and not is_equal_list:
                 yield name, value
 
 
@@ -221,7 +221,8 @@ class StateLayout:
         self.width, self._values, self._memory, self._pictures = width, values, memory, plan.results
         self._noise = NOISE_WORDS if memory.draws else 0
         words = values * (1 + memory.tensors) + self._noise
-        self.rows = -(-words // width) * plan.results
+        picture_rows = -(-words // width)
+        self.rows, self._picture_words = picture_rows * plan.results, picture_rows * width
         count = 0 if plan.step_cache else min(MOST_STATES, MOST_WORDS // (self.rows * width), plan.steps - 1)
         self.steps = tuple(-(-plan.steps * number // (count + 1)) for number in range(1, count + 1))
         """The steps after which states are kept, evenly spread. With a step cache, whose memory is not kept, there are none."""
@@ -232,7 +233,8 @@ class StateLayout:
         if history.ndim != 2 or history.shape[1] != self.width or len(history) > max_rows:
             raise BadRequest("resume.history", f"port {CHECKPOINT!r} has at most {max_rows} rows of {self.width} for this request")
         words = np.ascontiguousarray(history).reshape(-1)
-        places = np.arange(len(words)) % (self.rows // self._pictures * self.width)
+        places = np.arange(len(words)) % self._picture_words
+        # The words of a picture after its values are no float32: they fill up its rows, and end with the state of its noise.
         if not np.isfinite(words[places < self._values * (1 + self._memory.tensors)].view(np.float32)).all():
             raise BadRequest("resume.history", f"port {CHECKPOINT!r} has values that are no numbers")
         if self._noise:
@@ -244,7 +246,7 @@ class StateLayout:
 
     def written(self, states: Sequence[SamplerState]) -> NDArray[np.uint32]:
         """The states after one step, one for each picture that is drawn, as rows: [rows, width]."""
-        words = np.zeros((self._pictures, self.rows // self._pictures * self.width), np.uint32)
+        words = np.zeros((self._pictures, self._picture_words), np.uint32)
         for row, state in zip(words[-len(states) :], states, strict=True):
             values = torch.cat([each.float().flatten() for each in (state.latents, *state.history)]).cpu().numpy().view(np.uint32)
             row[: len(values)] = values
@@ -254,13 +256,14 @@ class StateLayout:
 
     def read(self, history: NDArray[np.uint32], latents: Tensor) -> list[SamplerState]:
         """The last states in the history, one for each picture; empty if no step is whole. latents: of the same shape and type."""
-        if not (reached := len(history) // self.rows):
+        whole_steps = len(history) // self.rows
+        if not whole_steps:
             return []
-        step, last = self.steps[reached - 1], history[(reached - 1) * self.rows : reached * self.rows]
-        return [self._state(step, words, latents) for words in self._by_picture(last)]
+        step, rows = self.steps[whole_steps - 1], history[(whole_steps - 1) * self.rows : whole_steps * self.rows]
+        return [self._state(step, words, latents) for words in self._by_picture(rows)]
 
     def _by_picture(self, history: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        return history.reshape(-1, self.rows // self._pictures * self.width)
+        return history.reshape(-1, self._picture_words)
 
     def _state(self, step: int, words: NDArray[np.uint32], latents: Tensor) -> SamplerState:
         """The state of one picture, read from all of its words. step: number of steps that it has taken. latents: as in `read`."""
@@ -387,10 +390,11 @@ class StepCache:
 
     def _pick_rows(self, batch: _Pass, place: str | int, value: Any, count: int) -> Any:
         """An argument of a block, for the kept rows alone. place: its position or name. count: number of all rows."""
-        is_rows = place in (0, "hidden_states", "encoder_hidden_states")
-        if batch.is_whole or not isinstance(value, Tensor) or not (is_rows or place in self._batched) or len(value) == len(batch.kept):
+        has_rows = place in (0, "hidden_states", "encoder_hidden_states") or place in self._batched
+        if batch.is_whole or not isinstance(value, Tensor) or not has_rows or len(value) == len(batch.kept):
             return value
         index = torch.tensor(batch.kept, device=value.device)
+        # An argument with two entries for each row has all first entries before all second ones.
         return value[index if len(value) == count else torch.cat([index, index + count])]
 
     def _join_rows(self, batch: _Pass, rows: Tensor) -> Tensor:

@@ -105,8 +105,9 @@ class Sounds:
         return {AUDIO: end - first, LATENTS: self._painter.latent_length}
 
     def first(self, plan: DrawingPlan, ports: Wanted) -> int:
-        have = [ports[port] >= count for port, count in self.items(plan).items() if port in ports]
-        return int(bool(have) and all(have))  # Kept states alone may be wanted: these have to be drawn.
+        """0 if the sound must be drawn; 1 if the client has all wanted items of it. States alone may be wanted: these have to be drawn."""
+        are_sent = [ports[port] >= count for port, count in self.items(plan).items() if port in ports]
+        return int(bool(are_sent) and all(are_sent))
 
     def preview(self, canvas: Canvas) -> Sequence[Preview]:
         return []
@@ -133,13 +134,13 @@ class SoundPieces:
         same borders, because others would change some bits. Raises Failed for values that are no numbers: the sound would be silent."""
         count, begin = FIRST_LATENTS, first + skipped
         while first < end:
-            until = min(first + count * self._upsampling.hop, end)
-            if until > begin:
-                samples = self._part(latents, first, until)
+            piece_end = min(first + count * self._upsampling.hop, end)
+            if piece_end > begin:
+                samples = self._part(latents, first, piece_end)
                 if not torch.isfinite(samples).all():
                     raise Failed("the VAE makes no number of the sound: with these weights it cannot be drawn")
                 yield np.ascontiguousarray(samples[:, max(begin - first, 0) :].clamp(-1, 1).T.cpu().numpy())
-            first, count = until, min(2 * count, MOST_LATENTS)
+            first, count = piece_end, min(2 * count, MOST_LATENTS)
 
     def _part(self, latents: Tensor, first: int, end: int) -> Tensor:
         """The samples from `first` to before `end`, [channels, samples], from the latents that they depend on."""

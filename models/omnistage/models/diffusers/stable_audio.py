@@ -82,7 +82,8 @@ class StableAudioPainter(SoundPainter):
         positive = torch.cat([self._words(plan, plan.prompt), times])
         if plan.negative is None:
             return Conditions(positive, None)
-        return Conditions(positive, torch.cat([self._words(plan, plan.negative), times]) if plan.negative else torch.zeros_like(positive))
+        negative = torch.cat([self._words(plan, plan.negative), times]) if plan.negative else torch.zeros_like(positive)
+        return Conditions(positive, negative)
 
     def _words(self, plan: DrawingPlan, text: str) -> Tensor:
         return self._texts.get(text, partial(self.text, plan, text))

@@ -65,12 +65,13 @@ class WanPainter(FilmPainter):
 
     def _own_limits(self) -> DrawingLimits:
         """The limits of the pipeline. The places that the transformers know limit the sides and the number of frames."""
-        temporal, height, width = self.pipe.transformer.config.patch_size
+        patch_frames, height, width = self.pipe.transformer.config.patch_size
         side, ratio = int(self.pipe.vae_scale_factor_spatial), int(self.pipe.vae_scale_factor_temporal)
         multiple, max_positions = math.lcm(side * height, side * width, SIDES), _positions(self.pipe)
         max_side = min(MAX_SIDE, max_positions * side * min(height, width))
-        frames = min(1 + (self._default("num_frames") - 1) // ratio, max_positions * temporal) // temporal * temporal
-        multiple_frames = math.lcm(temporal * ratio, ENCODED_FRAMES) if self._adds_channels else temporal * ratio
+        max_latent_frames = max_positions * patch_frames
+        latent_frames = min(1 + (self._default("num_frames") - 1) // ratio, max_latent_frames) // patch_frames * patch_frames
+        frame_multiple = patch_frames * ratio
         return DrawingLimits(
             multiple=multiple,
             width=max(min(self._default("width"), max_side) // multiple, 1) * multiple,
@@ -84,11 +85,12 @@ class WanPainter(FilmPainter):
             max_sigma=0.0,
             previewed=False,
             step_cached=False,
-            frames=1 + (frames - 1) * ratio,
-            frame_multiple=multiple_frames,
-            max_frames=min(MAX_FRAMES, 1 + (max_positions * temporal - 1) * ratio),
+            frames=1 + (latent_frames - 1) * ratio,
+            frame_multiple=math.lcm(frame_multiple, ENCODED_FRAMES) if self._adds_channels else frame_multiple,
+            max_frames=min(MAX_FRAMES, 1 + (max_latent_frames - 1) * ratio),
             second_guidance=self._boundary is not None,
             rate_hz=EXPANDED_RATE_HZ if self._expands else RATE_HZ,
+            # Whether two shifts make different schedules, tried with a few steps.
             shifted=not torch.equal(*(self._scheduled(ENCODED_FRAMES, mu, "cpu").sigmas for mu in (2.0, 4.0))),
             shaped=True,
         )
@@ -335,17 +337,19 @@ def check_parts(pipe: Any) -> None:
 
 def _check_shapes(pipe: Any) -> None:
     """Raises BadCheckpoint for a transformer and a VAE whose shapes do not fit each other."""
-    config, latents, ratio = pipe.transformer.config, int(pipe.vae.config.z_dim), int(pipe.vae_scale_factor_temporal)
-    adds, expands = type(pipe).__name__ == FROM_PICTURES and not pipe.config.expand_timesteps, pipe.config.expand_timesteps
-    inputs = 2 * latents + ratio if adds else latents
-    for name, channels in (("in_channels", inputs), ("out_channels", latents)):
+    config, vae_channels, ratio = pipe.transformer.config, int(pipe.vae.config.z_dim), int(pipe.vae_scale_factor_temporal)
+    expands = pipe.config.expand_timesteps
+    adds_channels = type(pipe).__name__ == FROM_PICTURES and not expands
+    # The added channels are those of the mask, and the latents of the pictures.
+    input_channels = 2 * vae_channels + ratio if adds_channels else vae_channels
+    for name, channels in (("in_channels", input_channels), ("out_channels", vae_channels)):
         if config[name] != channels:
-            fault = f"{name} is {config[name]}, and {type(pipe).__name__} with a VAE of {latents} channels has {channels}"
+            fault = f"{name} is {config[name]}, and {type(pipe).__name__} with a VAE of {vae_channels} channels has {channels}"
             raise BadCheckpoint(f"transformer/config.json: {fault}; is it a transformer of another pipeline?")
     if expands and tuple(config.patch_size) != (1, 2, 2):
         fault = f"patch_size is {list(config.patch_size)}, and expand_timesteps is for [1, 2, 2]"
         raise BadCheckpoint(f"transformer/config.json: {fault}; give a checkpoint of that")
-    if adds and (ENCODED_FRAMES % ratio or (ratio < ENCODED_FRAMES and config.patch_size[0] > 1)):
+    if adds_channels and (ENCODED_FRAMES % ratio or (ratio < ENCODED_FRAMES and config.patch_size[0] > 1)):
         fault = f"scale_factor_temporal is {ratio}, and it encodes {ENCODED_FRAMES} frames together"
         raise BadCheckpoint(
             f"vae/config.json: {fault}, which films from pictures by this transformer cannot be; give a VAE of {ENCODED_FRAMES}"

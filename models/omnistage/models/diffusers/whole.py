@@ -153,7 +153,9 @@ class WholeDrawing:
         if (processor := getattr(pipe, "image_processor", None)) is not None:
             return int(processor.config.vae_scale_factor)
         scale = next((int(value) for name in SCALES if (value := getattr(pipe, name, None))), 8)
-        patch = self._denoiser.config.get("patch_size") if hasattr(pipe, "video_processor") and self._denoiser is not None else 1
+        if not hasattr(pipe, "video_processor") or self._denoiser is None:
+            return scale
+        patch = self._denoiser.config.get("patch_size")
         return scale * (patch[-1] if isinstance(patch, Sequence) else patch or 1)
 
     @property
@@ -197,8 +199,8 @@ class WholeDrawing:
     def tokens(self, plan: DrawingPlan) -> int:
         """The number of latent tokens of a step, guidance included, as if one token were 16 by 16 pixels, as in most models."""
         limits = self._limits
-        latents = 1 + (plan.frames - 1) // limits.frame_multiple if plan.frames else 1
-        return -(-plan.width * plan.height // 256) * latents * plan.results * (1 if plan.negative is None else 2)
+        latent_frames = 1 + (plan.frames - 1) // limits.frame_multiple if plan.frames else 1
+        return -(-plan.width * plan.height // 256) * latent_frames * plan.results * (1 if plan.negative is None else 2)
 
     @property
     def ports(self) -> tuple[PortSpec, ...]:
@@ -259,9 +261,11 @@ class WholeDrawing:
             return ""
         measures = {"frames": (plan.frames, limits.frames), "duration_s": (plan.seconds, limits.seconds)}
         measures |= {"width": (plan.width, limits.width), "height": (plan.height, limits.height), "steps": (plan.steps, limits.steps)}
-        refusable = [field for field in ("options", "sigmas", "strength") if getattr(plan, field)] if isinstance(error, REFUSALS) else []
-        changed = [field for field, (value, default) in measures.items() if value != default] if isinstance(error, ValueError) else []
-        return next(iter(refusable + changed), "")
+        set_fields = [field for field in ("options", "sigmas", "strength") if getattr(plan, field)]
+        unusual_fields = [field for field, (value, default) in measures.items() if value != default]
+        if isinstance(error, REFUSALS) and set_fields:
+            return set_fields[0]
+        return unusual_fields[0] if isinstance(error, ValueError) and unusual_fields else ""
 
     def _arguments(self, plans: Sequence[DrawingPlan]) -> dict[str, Any]:
         """The arguments of a call for several plans, which differ only in prompts and seeds."""
@@ -355,10 +359,11 @@ class PipelineCall:
             self._thread = threading.Thread(target=self._run, name="pipeline", daemon=True)
             self._thread.start()
         self._turn.release()
-        used_s, goes_on = self._cpu_s, True
-        while not self._done.acquire(timeout=LOOK_S if goes_on else REST_S):
+        used_s, is_busy = self._cpu_s, True
+        while not self._done.acquire(timeout=LOOK_S if is_busy else REST_S):
             before_s, used_s = used_s, self._cpu_s
-            if goes_on := used_s > before_s:
+            is_busy = used_s > before_s
+            if is_busy:
                 still_working()
         if self._error is not None:
             raise self._error
@@ -433,7 +438,7 @@ def _check_sigmas(scheduler: Any) -> Any:
             raise ValueError(f"{type(scheduler).__name__} makes no noise levels of them that differ")
 
     @functools.wraps(set_timesteps)
-    def checked(*arguments: Any, **keywords: Any) -> None:
+    def set_checked_timesteps(*arguments: Any, **keywords: Any) -> None:
         if isinstance(keywords.get("sigmas"), list):
             keywords["sigmas"] = np.array(keywords["sigmas"])  # UniPC computes with the argument itself; the others also take a list.
         with np.errstate(all="ignore"):  # A value that becomes no number is refused below.
@@ -442,12 +447,12 @@ def _check_sigmas(scheduler: Any) -> Any:
         check(len(scheduler.timesteps) > 0 and bool(torch.isfinite(levels).all() and levels[:-1].diff().all()))
 
     @functools.wraps(step)
-    def begun(*arguments: Any, **keywords: Any) -> Any:
+    def checked_step(*arguments: Any, **keywords: Any) -> Any:
         if getattr(scheduler, "begin_index", None) is None:  # Then the first step is looked up by its timestep: no two may be equal.
             check(len(scheduler.timesteps.unique()) == len(scheduler.timesteps))
         return step(*arguments, **keywords)
 
-    scheduler.step, scheduler.set_timesteps = begun, checked
+    scheduler.step, scheduler.set_timesteps = checked_step, set_checked_timesteps
     return scheduler
 
 
@@ -468,9 +473,9 @@ def _fit_size(processor: Any, arguments: Mapping[str, Any]) -> Any:
     resizer = copy.copy(processor)
 
     @functools.wraps(preprocess)
-    def fitted(image: Any, *others: Any, **keywords: Any) -> Any:
-        size = {} if others or image is not arguments.get("image") else sides
+    def preprocess_in_size(image: Any, *others: Any, **keywords: Any) -> Any:
+        size = sides if image is arguments.get("image") and not others else {}
         return preprocess(image, *others, **{**size, **keywords})
 
-    resizer.preprocess = fitted
+    resizer.preprocess = preprocess_in_size
     return resizer
