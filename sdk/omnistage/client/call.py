@@ -220,6 +220,7 @@ class Call:
         or DeadlineError."""
         search = self._search if self._reader.is_lost else None
         left_s = self._left_s
+        # The search may be over: then its `left_s` would raise an error of another kind than this.
         patience_s = self._connection.connect_timeout_s if search is None else search.seconds - search.spent_s
         try:
             return await self._connection.connect(min(left_s, patience_s), self._key)

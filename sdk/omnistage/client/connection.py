@@ -272,11 +272,11 @@ class Found:
         """A hint how to get a pipeline which the router lacks. The person who started the router must do it: nobody else knows the sources
         and settings of its pipelines. missing: name of the pipeline; empty: any pipeline that can do the request."""
         names = ", ".join(one.name for one in self.pipelines)
-        added = missing or "PIPELINE"
-        look = "" if missing else " `omnistage list` shows pipelines, and what they give."
+        new_name = missing or "PIPELINE"
+        list_advice = "" if missing else " `omnistage list` shows pipelines, and what they give."
         return (
-            f"`omnistage stop {self.address}` ends it; start it again with {added} added: `omnistage serve ... {added}`, where the dots"
-            f" are what {names} was started with.{look} {ROUTER_VARIABLE}={SEARCH_OFF} gives a stack of your own instead."
+            f"`omnistage stop {self.address}` ends it; start it again with {new_name} added: `omnistage serve ... {new_name}`, where the dots"
+            f" are what {names} was started with.{list_advice} {ROUTER_VARIABLE}={SEARCH_OFF} gives a stack of your own instead."
         )
 
 

@@ -244,15 +244,15 @@ class Routers:
     async def _first_connected(self) -> str:
         """Try the addresses in a circle until one is connected, and return it. Raises UnavailableError if no host is known."""
         while True:
-            unknown = 0
-            for number in self._circle():
-                address = self._addresses[number]
+            unknown_hosts = 0
+            for index in self._circle():
+                address = self._addresses[index]
                 if await self._is_unknown(address):
-                    unknown += 1
+                    unknown_hosts += 1
                 elif await self._is_connected(address):
-                    self._next = number
+                    self._next = index
                     return address
-            if unknown == len(self._addresses):
+            if unknown_hosts == len(self._addresses):
                 raise UnavailableError(f"no such host: {', '.join(self._addresses)}", hint="Check the spelling of the host name.")
 
     async def _is_unknown(self, address: str) -> bool:
