@@ -133,7 +133,7 @@ def by_pipeline(words: Sequence[str]) -> dict[str, str]:
     its name has a "=". Raises ValueError."""
     checkpoints = dict[str, str]()
     for word in words:
-        has_pipeline = re.match(r"[\w.-]+=", word) is not None and not Path(word).is_dir()
+        has_pipeline = not Path(word).is_dir() and re.match(r"[\w.-]+=", word) is not None
         pipeline, _, checkpoint = word.partition("=") if has_pipeline else ("", "", word)
         if not checkpoint:
             raise ValueError(f"--checkpoint {word}: expected [PIPELINE=]DIR")

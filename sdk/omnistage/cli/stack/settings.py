@@ -43,7 +43,7 @@ def with_loras(layout: Layout, words: Sequence[str]) -> Layout:
 def _pipeline_of(word: str, pipelines: Sequence[PipelineLayout]) -> tuple[str, str]:
     """Returns (pipeline, rest) of a word; the pipeline is empty if the word names none. A word that is an existing file names none."""
     name, equals, rest = word.partition("=")
-    has_pipeline = equals and name in {one.name for one in pipelines} and not Path(word).is_file()
+    has_pipeline = equals and not Path(word).is_file() and name in {one.name for one in pipelines}
     return (name, rest) if has_pipeline else ("", word)
 
 
