@@ -275,8 +275,8 @@ class Found:
         new_name = missing or "PIPELINE"
         list_advice = "" if missing else " `omnistage list` shows pipelines, and what they give."
         return (
-            f"`omnistage stop {self.address}` ends it; start it again with {new_name} added: `omnistage serve ... {new_name}`, where the dots"
-            f" are what {names} was started with.{list_advice} {ROUTER_VARIABLE}={SEARCH_OFF} gives a stack of your own instead."
+            f"`omnistage stop {self.address}` ends it; start it again with {new_name} added: `omnistage serve ... {new_name}`, where the"
+            f" dots are what {names} was started with.{list_advice} {ROUTER_VARIABLE}={SEARCH_OFF} gives a stack of your own instead."
         )
 
 
