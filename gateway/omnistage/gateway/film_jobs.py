@@ -340,7 +340,7 @@ class Jobs:
             job.seconds = f"{job.frames / rate_hz:g}" if rate_hz else job.seconds
 
     def _check_size(self, size_bytes: int) -> None:
-        """Raises ApiError if a film has become so large that it may not make others go."""
+        """Raises ApiError if a film has become larger than FILM_SHARE allows. For so large a film no others are deleted."""
         max_bytes = int(FILM_SHARE * self._settings.video_bytes)
         if size_bytes > max_bytes:
             text = f"the film has more than {max_bytes / (1 << 20):.1f} MiB, half of the room for all films of this gateway"

@@ -93,7 +93,7 @@ class HttpGuard:
         account.named(request.headers.get("x-client-request-id", ""))
         self._door.enter()
         try:
-            try:
+            try:  # An ApiError becomes the answer, unless an answer has begun.
                 self._check(request)
                 if account.path.startswith(ANSWERS):
                     scope["state"]["visitor"] = self._door.visitor(request.headers, account)

@@ -55,6 +55,7 @@ class ExpiringCache(Generic[T]):
     def _clear(self, size: int) -> None:
         """Drop values that have expired, and then others until `size` more bytes fit."""
         now_s = time.time()
+        # The first entry is the oldest, and expires first: all are kept for the same time.
         while self._entries and next(iter(self._entries.values())).expires_at <= now_s:
             self._drop(next(iter(self._entries)))
         while self._entries and self._bytes.total() + size > self._most_bytes:

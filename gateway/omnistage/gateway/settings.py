@@ -106,11 +106,12 @@ class GatewaySettings(ServerSettings):
         """The names and values of a comma-separated text of NAME=VALUE."""
         if not isinstance(value, str):
             return value
-        return {name.strip(): to.strip() for name, _, to in (part.partition("=") for part in value.split(",") if part.strip())}
+        pairs = [part.partition("=") for part in value.split(",") if part.strip()]
+        return {name.strip(): meaning.strip() for name, _, meaning in pairs}
 
     @field_validator("model_names", "voice_names")
     @classmethod
     def _with_known(cls, names: dict[str, str], info: ValidationInfo) -> dict[str, str]:
         """The names in KNOWN, changed by the setting, which may add names, change their meaning, or remove them."""
         assert info.field_name is not None
-        return {name: to for name, to in {**KNOWN[info.field_name], **names}.items() if to != NO_NAME}
+        return {name: meaning for name, meaning in {**KNOWN[info.field_name], **names}.items() if meaning != NO_NAME}

@@ -57,8 +57,10 @@ async def encode_sound(events: AsyncGenerator[Event, None], form: str, param: st
                 if grown := await encoder.grown(event.samples):
                     yield grown
                 continue
-            if isinstance(event, Done) and encoder is not None and (rest := await encoder.finished()):
-                yield rest
+            if isinstance(event, Done) and encoder is not None:
+                rest = await encoder.finished()
+                if rest:
+                    yield rest
             yield event
 
 

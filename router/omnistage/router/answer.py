@@ -281,22 +281,10 @@ class Generation:
 
     def _link(self) -> Link:
         """Make the link to the first stage, which is not opened yet. The link holds the Open for that stage, and its route a hop for each
-        later stage. Sets the first credit of every port."""
+        later stage."""
         stages = self._needed_stages()
         first, *rest = stages
-        unwanted: dict[str, list[str]] = {stage.kind: [] for stage in stages}
-        for stage in stages:
-            for port in self._descriptions[stage.kind].produces:
-                goes_to_next_stage = any(port.name in after.takes for after in stages)
-                if not port.compact and not goes_to_next_stage:
-                    self._handled[port.name] = 0  # Even for an unwanted port: older stages send it all the same.
-                    if port.name not in self._request.outputs:
-                        unwanted[stage.kind].append(port.name)
-        if self._room is not None:
-            positions = self._request.resume.positions if self._request.resume is not None else ()
-            ended_ports = {position.port for position in positions if position.ended}
-            self._room.begin({port for port in self._handled if port in self._request.outputs} - ended_ports)
-        self._granted = {port: self._allowed_chunks(port) for port in self._handled}
+        unwanted = self._begin_credit(stages)
         request = stage_pb2.Open(
             session_id=self.session_id,
             model=self._descriptions[first.kind].model,
@@ -319,15 +307,33 @@ class Generation:
             replay_bytes=REPLAY_BYTES if self._intake is None else self._intake.replay_bytes,
         )
 
+    def _begin_credit(self, stages: Sequence[StageSpec]) -> Mapping[str, Sequence[str]]:
+        """Set the first credit of every port that comes to the router and needs credit. Returns those of these ports that the client does
+        not want, by kind of stage."""
+        unwanted: dict[str, list[str]] = {stage.kind: [] for stage in stages}
+        for stage in stages:
+            for port in self._descriptions[stage.kind].produces:
+                goes_to_next_stage = any(port.name in after.takes for after in stages)
+                if not port.compact and not goes_to_next_stage:
+                    self._handled[port.name] = 0  # Even for an unwanted port: older stages send it all the same.
+                    if port.name not in self._request.outputs:
+                        unwanted[stage.kind].append(port.name)
+        if self._room is not None:
+            positions = self._request.resume.positions if self._request.resume is not None else ()
+            ended_ports = {position.port for position in positions if position.ended}
+            self._room.begin({port for port in self._handled if port in self._request.outputs} - ended_ports)
+        self._granted = {port: self._allowed_chunks(port) for port in self._handled}
+        return unwanted
+
     def _needed_stages(self) -> Sequence[StageSpec]:
         """The stages of the pipeline up to the last one that makes an output which the client wants."""
         stages = self._request.pipeline.stages
-        indices = [
+        wanted_numbers = [
             number
             for number, stage in enumerate(stages)
             if any(port.name in self._request.outputs for port in self._descriptions[stage.kind].produces)
         ]
-        return stages[: indices[-1] + 1]
+        return stages[: wanted_numbers[-1] + 1]
 
     def _checkpoints(self, kind: str) -> list[str]:
         """The names of all compact ports of a stage, wanted or not: with their chunks a replacement repeats exactly what the lost replica

@@ -98,7 +98,8 @@ class PipelineFile(BaseModel):
         """The names among the `outputs` of a request that this pipeline does not give, sorted. PROGRESS counts as missing only if the
         request names nothing else: with another output the request is answered without it."""
         names = {*outputs}
-        return sorted(names - {*self.offered} - ({PROGRESS} if names != {PROGRESS} else set()))
+        ignorable_names: set[str] = set() if names == {PROGRESS} else {PROGRESS}
+        return sorted(names - {*self.offered} - ignorable_names)
 
     @property
     def could_take(self) -> tuple[str, ...]:

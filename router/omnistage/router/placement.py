@@ -202,7 +202,7 @@ class Placement:
     def suspect(self, addresses: Collection[str]) -> None:
         """Place sessions at these replicas only if no others take them, until their next reports: a link lost them, or heard no sign of
         life from them."""
-        for replica in self.all() if addresses else ():
+        for replica in self.all():
             if replica.address in addresses:
                 if not replica.suspect and (process_fields := replica.process.known()):
                     log.warning("replica.suspect", stage=replica.kind, address=replica.address, **process_fields)
@@ -345,7 +345,7 @@ class Placement:
     def _note_failure(self, replica: PlacedReplica, error: grpc.aio.AioRpcError) -> bool:
         """Note that a call to a replica failed. Returns True if the next try should wait for a pause."""
         self._note_refusal(replica, error)
-        if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+        if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:  # No answer to Describe: a replica that served may only be busy.
             replica.silent = replica.silent or not replica.away
             return False
         replica.silent = False

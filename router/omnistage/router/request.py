@@ -156,6 +156,7 @@ def check_outputs(request: omni_pb2.GenerateRequest, fit: Fit, fits: Collection[
         advice = f"; {able}" if able else ""
         missing = ", ".join(repr(name[:16]) for name in fit.missing_outputs)
         raise bad_request("outputs", f"{pipeline.name} gives {', '.join(pipeline.offered)}, not {missing}{reason}{advice}")
+    # The progress may be named beside other outputs even if the pipeline does not offer it.
     return frozenset(request.outputs or pipeline.outputs) & {*pipeline.offered}
 
 
@@ -193,9 +194,19 @@ def _is_prompt(request: omni_pb2.GenerateRequest) -> bool:
 
 
 def _draw(request: omni_pb2.GenerateRequest, pipeline: PipelineFile) -> None:
-    """Change a request that is a prompt into one for a drawing. Raises BAD_REQUEST for a field that a drawing has no use for, and for a
-    film or a sound that the client did not name, because each takes minutes and answers no question."""
+    """Change a request that is a prompt into one for a drawing. Raises BAD_REQUEST; see `_check_drawable`."""
+    _check_drawable(request, pipeline)
     (turn,) = request.thinker.messages
+    for part in turn.parts:
+        if part.HasField("media"):
+            request.diffusion.images.add().CopyFrom(part.media)
+    request.diffusion.prompt = "".join(part.text for part in turn.parts)
+    request.ClearField("thinker")
+
+
+def _check_drawable(request: omni_pb2.GenerateRequest, pipeline: PipelineFile) -> None:
+    """Raises BAD_REQUEST for a field that a drawing has no use for, and for a film or a sound that the client did not name, because each
+    takes minutes and answers no question. request: a prompt."""
     if not request.outputs and "image" not in pipeline.offered:
         does_draw = next((does for output, (_, does, _) in DRAWING.items() if output in pipeline.offered), "does not answer")
         advice = f"name the outputs that are wanted, of {', '.join(pipeline.offered)}"
@@ -207,15 +218,10 @@ def _draw(request: omni_pb2.GenerateRequest, pipeline: PipelineFile) -> None:
         message = getattr(request, kind)
         field = _deepest(useless_fields[0], getattr(message, name) if name else message)
         raise bad_request(field, f"is for text and sound, and {pipeline.name} only draws: leave it out; it takes the fields of diffusion")
-    streamed_ports = [part.port for part in turn.parts if part.HasField("port")]
+    streamed_ports = [part.port for part in request.thinker.messages[0].parts if part.HasField("port")]
     if streamed_ports:
         text = f"{pipeline.name} only draws, and what it draws from is not streamed: ask for a drawing, whose pictures are in the message"
         raise bad_request("thinker.messages.parts.port", text, port=streamed_ports[0])
-    for part in turn.parts:
-        if part.HasField("media"):
-            request.diffusion.images.add().CopyFrom(part.media)
-    request.diffusion.prompt = "".join(part.text for part in turn.parts)
-    request.ClearField("thinker")
 
 
 def _deepest(field: str, value: object) -> str:

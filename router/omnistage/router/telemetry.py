@@ -227,7 +227,10 @@ class Account:
 
     def _to_first(self, content: str) -> float | None:
         """Seconds from the request's arrival to the first item of this kind; None: there was no such item."""
-        return _round_s(self.tally.begun_s + self.tally.first[content] - self._begun_s) if content in self.tally.first else None
+        if content not in self.tally.first:
+            return None
+        # The tally counts from the moment of the place, and the account from the arrival.
+        return _round_s(self.tally.begun_s + self.tally.first[content] - self._begun_s)
 
     def _trace(self, line: dict[str, object]) -> None:
         """End the span with its phases and with the fields of the line, except its reason and its length."""
@@ -314,7 +317,7 @@ class RouterMetrics:
         is known. count: returns how many replicas of a kind are in a state."""
         for kind, model in models.items():
             for state, label in STATES.items():
-                if model:
+                if model:  # Then the series without a model ends, which has been shown until now.
                     with suppress(KeyError):
                         self.replicas.remove(pipeline, kind, "", label)
                 self.replicas.labels(pipeline=pipeline, stage=kind, model=model, state=label).set_function(partial(count, kind, state))

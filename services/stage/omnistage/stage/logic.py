@@ -63,7 +63,8 @@ class SessionTiming:
     def not_spoken(self, runs: Iterable[str]) -> None:
         """Count the characters of `runs`, which have no sound, and keep the first of them. A run is a text of neighbouring characters."""
         for run in runs:
-            if text := run[: max(MOST_UNSPOKEN - self.unspoken, 0)]:
+            text = run[: max(MOST_UNSPOKEN - self.unspoken, 0)]
+            if text:
                 self.unspoken_runs.append(text)
             self.unspoken += len(run)
 

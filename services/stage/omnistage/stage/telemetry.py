@@ -226,7 +226,7 @@ class StageMetrics:
     ) -> None:
         """Show from now on how busy the stage is, and count what it makes. load, sessions: called at each scrape, from any thread. arena:
         None: tensors do not go through shared memory."""
-        self.registry.register(_Now(self._labels, load, sessions, lambda: description.max_sessions, arena))
+        self.registry.register(_LoadCollector(self._labels, load, sessions, lambda: description.max_sessions, arena))
         tokens, sound, pictures = stage_pb2.PAYLOAD_TEXT, stage_pb2.PAYLOAD_AUDIO, stage_pb2.PAYLOAD_IMAGE
         payloads = {port.payload for port in description.produces}
         counters: dict[stage_pb2.Payload, Counter] = {}
@@ -283,7 +283,7 @@ class StageMetrics:
             self._starved.inc(timing.audio_starved_s)
 
 
-class _Now(Collector):
+class _LoadCollector(Collector):
     """Figures that are read at each scrape: of the sessions, and of queue, cache, arena and batches if the stage has them."""
 
     def __init__(

@@ -24,7 +24,7 @@ class TalkerStage(ModelStage[TalkerModel[P]]):
     def __init__(self, model: TalkerModel[P]) -> None:
         super().__init__(model)
         timings = [port.name for port in model.info.produces if port.content is Content.ALIGNMENT]
-        self._alignment = timings[0] if timings else ""
+        self._alignment = timings[0] if timings else ""  # Name of the port; empty: the model gives no times.
         (self._output,) = (port for port in model.info.produces if port.name != self._alignment)
 
     async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:

@@ -161,8 +161,8 @@ def _constraint(params: stage_pb2.ThinkerParams) -> TextConstraint | None:
     if form is None:
         return None
     if form == "choice":
-        choices = tuple(params.constraint.choice.texts)
-        constraint, texts = TextConstraint(form, choices=choices), choices
+        texts = tuple(params.constraint.choice.texts)
+        constraint = TextConstraint(form, choices=texts)
     else:
         constraint = TextConstraint(form, getattr(params.constraint, form))
         texts = (constraint.text,)
