@@ -122,11 +122,7 @@ def _load(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel[A
     artist = _make_artist(folder, name, memory, options, team, loras)
     unable = artist.leave_out(_smallest_plan(artist, name)) if isinstance(artist, WholeDrawing) else {}
     usual_plan = _trial_plan(artist, name)
-    batch_tokens = artist.tokens(replace(usual_plan, results=1, negative="")) * (options.max_batch_size or BATCH)
-    step_tokens = min(batch_tokens, CPU_STEP_TOKENS) if options.device == "cpu" and not options.max_batch_size else batch_tokens
-    if diffusers_options.max_tokens and diffusers_options.max_tokens < (usual_tokens := artist.tokens(usual_plan)):
-        raise LoadError(f"option max_tokens is {diffusers_options.max_tokens}, and the usual picture has {usual_tokens}: give more")
-    max_tokens = diffusers_options.max_tokens or max(ADMITTED_STEPS * batch_tokens, artist.tokens(_largest_plan(artist, name)))
+    step_tokens, max_tokens = _token_limits(artist, name, usual_plan, options, diffusers_options.max_tokens)
     makes_films = any(port.content is Content.VIDEO for port in artist.ports)
     film_memory, prompt_tokens = getattr(artist, "memory", None), artist.limits.prompt_tokens
     settings = {  # Those with an empty text are left out.
@@ -177,6 +173,18 @@ def _load(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel[A
         vocabulary=vocabulary,
         first_side=CPU_FIRST_SIDE if options.device == "cpu" else 0,
     )
+
+
+def _token_limits(
+    artist: StepDrawing | WholeDrawing, name: str, usual_plan: DrawingPlan, options: LoadOptions, max_tokens: int
+) -> tuple[int, int]:
+    """The limits of the latent tokens of one step, and of all drawings at once. max_tokens: the user's limit for all drawings; 0: none is
+    chosen. Raises LoadError if the usual picture has more."""
+    batch_tokens = artist.tokens(replace(usual_plan, results=1, negative="")) * (options.max_batch_size or BATCH)
+    step_tokens = min(batch_tokens, CPU_STEP_TOKENS) if options.device == "cpu" and not options.max_batch_size else batch_tokens
+    if max_tokens and max_tokens < (usual_tokens := artist.tokens(usual_plan)):
+        raise LoadError(f"option max_tokens is {max_tokens}, and the usual picture has {usual_tokens}: give more")
+    return step_tokens, max_tokens or max(ADMITTED_STEPS * batch_tokens, artist.tokens(_largest_plan(artist, name)))
 
 
 def _make_artist(

@@ -154,9 +154,8 @@ class DrawnModel(Generic[J]):
                 raise BadRequest(f"diffusion.{field}", str(error)) from None
         images = [await self._edited(plan, image, number, request.client) for number, image in enumerate(request.images, 1)]
         mask, control = [await self._guide(request, plan, field, images) for field in GUIDES]
-        plan = replace(plan, mask=mask, control=control)
         sources = tuple(SourcePicture(image.digest, image.background) for image in request.images)
-        plan = self._artist.sized(replace(plan, images=tuple(images), sources=sources))
+        plan = self._artist.sized(replace(plan, images=tuple(images), sources=sources, mask=mask, control=control))
         if images and min(plan.width, plan.height) < limits.multiple:
             raise BadRequest("diffusion.images", f"a picture of {plan.width}x{plan.height} would come of it: send one that is less long")
         sides = [side for side in ("width", "height") if getattr(request, side)]
@@ -366,8 +365,8 @@ class StepDrawing:
         if self.product.ports[0].name in job.wanted:
             shown += self.product.preview(job.canvases[0])
         if CHECKPOINT in job.wanted and sampler.step in job.layout.steps:
-            earlier_rows = job.layout.steps.index(sampler.step) * job.layout.rows
-            skipped = max(job.wanted[CHECKPOINT] - earlier_rows, 0)
+            # The rows of earlier steps count too.
+            skipped = max(job.wanted[CHECKPOINT] - job.layout.steps.index(sampler.step) * job.layout.rows, 0)
             if skipped < job.layout.rows:
                 rows = job.layout.written([canvas.sampler.keep(canvas.latents) for canvas in job.canvases])
                 shown.append(TensorRows(CHECKPOINT, rows[skipped:]))

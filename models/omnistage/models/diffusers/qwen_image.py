@@ -168,9 +168,8 @@ class _FromPictures(QwenImagePainter):
         return (*super()._shapes(plan), *(self._shape(*size) for size in self._sizes(plan)))
 
     def _image_latents(self, plan: DrawingPlan) -> Tensor:
-        numbered = enumerate(zip(plan.sources, self._sizes(plan), strict=True))
-        makers = [((source, size), partial(self._latents, plan, number, size)) for number, (source, size) in numbered]
-        return torch.cat([self._pictures.get(key, make) for key, make in makers])
+        pairs = enumerate(zip(plan.sources, self._sizes(plan), strict=True))
+        return torch.cat([self._pictures.get((source, size), partial(self._latents, plan, index, size)) for index, (source, size) in pairs])
 
     def _latents(self, plan: DrawingPlan, number: int, size: tuple[int, int]) -> Tensor:
         """The latents of the picture with that number, packed: [tokens, channels]. size: width and height for the VAE."""
