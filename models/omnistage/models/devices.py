@@ -32,7 +32,8 @@ def check_there(device: str) -> None:
 
     count = torch.cuda.device_count()
     if int(device.partition(":")[2] or 0) >= count:
-        raise LoadError(f"device {device}: torch finds {count} CUDA devices{f', cuda:0 to cuda:{count - 1}' if count else ''}")
+        names = f", cuda:0 to cuda:{count - 1}" if count else ""
+        raise LoadError(f"device {device}: torch finds {count} CUDA devices{names}")
 
 
 def dtype_of(device: str) -> str:

@@ -103,7 +103,7 @@ def validate_options(options: Mapping[str, Any], defaults: DataclassInstance, of
     for name, value in options.items():
         default = default_values[name]
         types = (int, float) if isinstance(default, float) else type(default)
-        # Python counts a bool as an int; here it is none.
+        # Python counts a bool as an int; an option does not.
         if not isinstance(value, types) or isinstance(value, bool) is not isinstance(default, bool):
             raise LoadError(f"option {name} of {of} is {value!r} and must be like {default!r}")
     return options

@@ -224,7 +224,9 @@ def _loader(family: str, kind: str) -> Loader:
     module, _, attribute = name.partition(":")
     loader = getattr(importlib.import_module(module), attribute, None)
     if not callable(loader) or isinstance(loader, type):
-        fault = "is a class" if isinstance(loader, type) else "is not there" if loader is None else "is no function"
+        fault = "is a class" if isinstance(loader, type) else "is no function"
+        if loader is None:
+            fault = "is not there"
         raise LoadError(
             f"the {kind} of {family} is loaded by {name}, which {fault}: name a function of (folder, options) that returns the model, "
             f"as docs/models.md says"
@@ -309,5 +311,4 @@ def _entry(name: str, kind: str) -> ModelEntry:
 def _import_name(name: str) -> object:
     """The object that "module:name" names."""
     module, _, attribute = name.partition(":")
-    target: object = getattr(importlib.import_module(module), attribute)
-    return target
+    return cast(object, getattr(importlib.import_module(module), attribute))

@@ -81,7 +81,7 @@ def _voice(place: str, values: object, sizes: VoiceSizes) -> Voice:
     token = values.get("bos_token")
     if _is_plain(token) and token.numel() == 1 and not token.is_floating_point():
         token = token.item()
-    # Without `sizes.tokens` there is no upper bound.
+    # There is no upper bound without `sizes.tokens`.
     if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < (sizes.tokens or token + 1):
         raise BadCheckpoint(f"{place}: 'bos_token' is {str(token)[:80]}, which is no token of the Thinker")
     return Voice(token, _tensor(place, values, "cond", (1, sizes.speaker)), _tensor(place, values, "ref_mel", (1, 0, sizes.mel_bins)))

@@ -132,7 +132,7 @@ class FrameHead:
     def draw(self, hidden: torch.Tensor, draws: Sequence[Draws], banned: Sequence[Collection[int]]) -> list[DrawnItem | None]:
         """See Head. The item of a frame is all of its codes."""
         tokens = self._sample(self._logits(hidden)[: len(draws)], draws, banned)
-        # By place: the first codes after which further codes are drawn.
+        # The first codes after which further codes are drawn, by place.
         first = {place: token.token_id for place, token in enumerate(tokens) if token is not None and token.token_id not in self._ends}
         codes_by_place: dict[int, Codes | None] = {}
         if first:

@@ -139,7 +139,7 @@ def spoken_part(
 def _is_spoken(ids: NDArray[np.int64], speech: SpeechSource, opens: int | None) -> NDArray[np.bool_]:
     """For each id, whether the Talker gets its row, bool [ids]. The second id of a turn shows whose turn it is. speech, opens: as in
     `spoken_part`."""
-    # For each id, the index at which its turn begins.
+    # The index at which the turn of each id begins.
     turn_starts = np.maximum.accumulate(np.where(ids == speech.turn, np.arange(len(ids)), 0))
     is_spoken: NDArray[np.bool_] = ids[np.minimum(turn_starts + 1, len(ids) - 1)] == speech.user
     is_spoken[turn_starts[-1] :] = True  # The last turn is the beginning of the answer.

@@ -57,7 +57,7 @@ class DecoderFollower:
     def __init__(self, decoder: PackedDecoder) -> None:
         self._decoder, self._spec = decoder, decoder.spec
         self._attention = choose_backend(decoder.spec).backend
-        # Replaced by the first messages, which come before anything uses them.
+        # The first messages replace these values before anything uses them.
         self._cache, self._plan, self._hidden = KVCache(decoder.spec, 1), cast(StepPlan, None), cast(Hidden, None)
 
     @property

@@ -101,7 +101,7 @@ def prebuffer_s(
     first = schedule.window(0, ALL_CODES, has_ended=False)
     if first is None:
         return 0.0
-    # When a window's sound is ready, when it is due if the first sound is played at once, and the largest delay so far.
+    # The times at which a window's sound is ready, and is due if the first sound is played at once; and the largest delay so far.
     ready_at, due_at, wait_s = heard_at, heard_at + (first.end - first.begin) * code_s, 0.0
     for number in count(1):
         window = schedule.window(number, ALL_CODES, has_ended=False)

@@ -283,10 +283,10 @@ class Loop(Generic[J, A, T]):
 
     async def _step(self, group: Sequence[J], workers: Sequence[StepWorker]) -> None:
         """Run a step of these jobs on one or two workers; a worker that may go on runs several. Show the last; end finished jobs."""
-        worker, *second = workers
         self._may_go_on = self._is_eager and len(group) == len(self._entries)
-        work = partial(self._work, group, second[0].aside if second else None, asyncio.get_running_loop())
-        self._show(group, await worker.run(work))
+        aside = workers[1].aside if len(workers) > 1 else None
+        work = partial(self._work, group, aside, asyncio.get_running_loop())
+        self._show(group, await workers[0].run(work))
         for job in group:
             self._end_if_done(job)
 

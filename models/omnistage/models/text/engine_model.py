@@ -186,7 +186,8 @@ def decoder_weights(
             if head and tensor is None and not tied:
                 raise BadCheckpoint(f"{weights.directory} lacks the weight {head}")
         elif name.endswith(".bias"):
-            tensor = weights.need(prefix + name) if name.split(".")[-2] in biased else None
+            product = name.split(".")[-2]
+            tensor = weights.need(prefix + name) if product in biased else None
         else:
             tensor = weights.mapped(prefix + name) if name == EMBEDDING else weights.read(prefix + name)
             tensor = expert_of_all(weights, prefix + name) if tensor is None else tensor

@@ -263,7 +263,7 @@ class Solver:
 
     def evaluation_times(self) -> list[float]:
         """The time of each evaluation, from 0 to 1, in order."""
-        # Exactly `end` for place 1: the sum could round to another number.
+        # Place 1 gives `end` itself, because the sum could round to another number.
         return [
             end if place == 1 else begin + (end - begin) * place
             for begin, end in zip(self.times[:-1], self.times[1:], strict=True)
