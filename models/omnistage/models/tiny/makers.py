@@ -46,10 +46,7 @@ Make = Callable[[str, Path, CheckpointOrder, ShowProgress], None]
 """Fills an empty folder with a checkpoint; the first argument is its name in MAKERS."""
 
 _PLACE = "omnistage.models.tiny."
-PICTURES = (
-    *("qwen-image", "qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered"),
-    *("z-image", "longcat-image", "longcat-image-edit"),
-)
+PICTURES = ("qwen-image", "qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered", "z-image", "longcat-image", "longcat-image-edit")
 MOVING = ("wan2.2-t2v", "wan2.2-ti2v", "wan2.2-i2v", "stable-audio")
 MAKERS: Mapping[str, Maker] = {
     "qwen2.5-omni": Maker(f"{_PLACE}qwen2_5_omni", ("tiny", "small", "100m")),

@@ -86,6 +86,7 @@ voice_frames: mel frames of a voice's example."""
 def config(size: Values, ids: Mapping[str, int], dtype: str) -> dict[str, Any]:
     """The contents of config.json. size: of SIZES. ids: of tokens. dtype: "float32" or "bfloat16"."""
     tts, speakers = talker_ids(ids)
+    # A built vocabulary has rows for all ids, to a multiple of 64.
     rows = QWEN_ROWS if has_qwen(ids) else -(-(max(speakers.values()) + 1) // 64) * 64
     media = media_ids(ids, TOKENS, "index")
     hidden = size["thinker"]["hidden_size"]

@@ -187,13 +187,13 @@ def talker_config(size: Values, thinker_hidden: int, accept_hidden_layer: int, i
 def _decoder(size: Values, **rope: bool | str) -> dict[str, Any]:
     """The values of a decoder. rope: more entries of the object about positions. A head turns in pairs by time, height and width."""
     pairs = size["text"]["head_dim"] // 2
-    sections = [pairs - pairs * 5 // 16 * 2, *[pairs * 5 // 16] * 2]
+    height_pairs = pairs * 5 // 16  # As many pairs turn by width.
     return {
         **size["text"],
         **size["experts"],
         "mlp_only_layers": [],
         "sliding_window": None,
-        "rope_scaling": {"mrope_section": sections, "rope_type": "default", **rope},
+        "rope_scaling": {"mrope_section": [pairs - 2 * height_pairs, height_pairs, height_pairs], "rope_type": "default", **rope},
         "rope_theta": 1_000_000,
     }
 

@@ -120,7 +120,8 @@ def write_files(directory: Path, vocabulary: models.BPE, design: TokenizerDesign
     added = {token: tokenizer.token_to_id(token) for token in (*design.special, *design.ordinary, *design.later)}
     directory.mkdir(exist_ok=True)
     tokenizer.model.save(str(directory))
-    padding, *others = every = (*design.special, *design.later)
+    all_special = (*design.special, *design.later)
+    padding, *others = all_special
     names = {"additional_special_tokens": others, **design.roles}
     if design.repeats:
         tokenizer.save(str(directory / "tokenizer.json"))
@@ -128,7 +129,7 @@ def write_files(directory: Path, vocabulary: models.BPE, design: TokenizerDesign
         write_json(directory / "special_tokens_map.json", {**names, "eos_token": _token("<|im_end|>"), "pad_token": _token(padding)})
     settings = {
         **dict.fromkeys(("add_bos_token", "add_prefix_space", "clean_up_tokenization_spaces", "split_special_tokens"), False),
-        "added_tokens_decoder": {str(number): _token(token) | {"special": token in every} for token, number in added.items()},
+        "added_tokens_decoder": {str(number): _token(token) | {"special": token in all_special} for token, number in added.items()},
         **names,
         **dict.fromkeys(("bos_token", "unk_token")),
         **({"chat_template": design.template} if design.template else {}),

@@ -59,7 +59,8 @@ class WeightDistribution:
         if len(shape) == 1:  # a norm
             return gain, 0.1
         steps = _search(self.steps, name)
-        return 0.0, gain / math.sqrt(shape[0] * steps if steps else math.prod(shape[1:]))
+        inputs = shape[0] * steps if steps else math.prod(shape[1:])  # A transposed convolution has its inputs on the first axis.
+        return 0.0, gain / math.sqrt(inputs)
 
 
 def _search(table: Mapping[str, Value], name: str) -> Value | None:
@@ -87,6 +88,7 @@ def write_weights(directory: Path, state: State, seed: int, distribution: Weight
         progress("writing the weights", len(weights) / len(state))
         weights[name] = distribution.draw(name, tuple(value.shape), seed).to(_search(types, name))
     sizes = [value.nbytes for value in weights.values()]
-    limit = -(-sum(sizes) // max(2, -(-sum(sizes) // SHARD_BYTES)))
-    save_torch_state_dict(weights, directory, max_shard_size=limit + max(sizes))  # With a weight more than its part no shard is too small.
+    shards = max(2, -(-sum(sizes) // SHARD_BYTES))
+    # A shard has room for one weight more than its share, so no shard is too small.
+    save_torch_state_dict(weights, directory, max_shard_size=-(-sum(sizes) // shards) + max(sizes))
     progress("writing the weights", 1.0)

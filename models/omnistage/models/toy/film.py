@@ -130,7 +130,8 @@ class FilmMaker(Toy):
 
     def products(self, request: DrawRequest) -> tuple[ToyPictures | ToyFilm | Noise, ...]:
         """The products that a request asks for: pictures, or film and sound."""
-        film, sound = (self._film,) if request.frames else (), (self._sound,) if request.seconds else ()
+        film = (self._film,) if request.frames else ()
+        sound = (self._sound,) if request.seconds else ()
         return (*film, *sound) or (self._pictures,)
 
     async def prepare(self, request: DrawRequest) -> ToyScene:
@@ -147,12 +148,11 @@ class FilmMaker(Toy):
         shown = sum(int(self._read(image).sum()) for image in request.images)
         steer = formulas.steer(request.prompt, request.negative_prompt, int(scale), shown)
         scene = ToyScene(request, request.width or SIDE, request.height or SIDE, request.steps or STEPS, steer)
-        if self._cost(scene) > self._options.budget:
-            raise BadRequest(
-                "diffusion.width", f"ask for fewer or smaller pictures: it costs {self._cost(scene)} of {self._options.budget}"
-            )
-        if request.history is not None and (request.history.ndim != 2 or len(request.history) > self._kept(scene)):
-            raise BadRequest("resume.history", f"port {CHECKPOINT!r} has at most {self._kept(scene)} rows of 1 for this request")
+        cost, budget = self._cost(scene), self._options.budget
+        if cost > budget:
+            raise BadRequest("diffusion.width", f"ask for fewer or smaller pictures: it costs {cost} of {budget}")
+        if request.history is not None and (request.history.ndim != 2 or len(request.history) > self._checkpoint_rows(scene)):
+            raise BadRequest("resume.history", f"port {CHECKPOINT!r} has at most {self._checkpoint_rows(scene)} rows of 1 for this request")
         return scene
 
     def _read(self, image: Media) -> NDArray[np.uint8]:
@@ -180,6 +180,7 @@ class FilmMaker(Toy):
     # A Drawing -------------------------------------------------------------------------------------------------------------------------
 
     def _cost(self, scene: ToyScene) -> int:
+        """The cost of a step: for each patch of each plane 2 units, one for each side of the guidance."""
         return 2 * scene.planes * -(-scene.height * scene.width // PATCH_PIXELS)
 
     def cost(self, job: ToyFilmJob) -> int:
@@ -210,12 +211,14 @@ class FilmMaker(Toy):
         job.step += 1
         job.latent = (job.made + self._options.multistep * job.before + scene.steer + job.step) % 256
         job.before = job.made % 256
-        shown: list[Drawn] = [StepsDone(job.step, scene.steps)] if PROGRESS in job.wanted else []
-        if IMAGE in job.wanted and job.step * previews // scene.steps > (job.step - 1) * previews // scene.steps:
-            shown.append(Preview(png((job.latent[0] // 16 * 16).astype(np.uint8)), STILL, job.step))
-        if job.step == scene.steps // 2 and job.wanted.get(CHECKPOINT, MOST_KEPT) < self._kept(scene):
-            shown.append(TensorRows(CHECKPOINT, self._state(job)[job.wanted[CHECKPOINT] :]))
-        return shown
+        outputs: list[Drawn] = [StepsDone(job.step, scene.steps)] if PROGRESS in job.wanted else []
+        is_preview_due = job.step * previews // scene.steps > (job.step - 1) * previews // scene.steps
+        if IMAGE in job.wanted and is_preview_due:
+            outputs.append(Preview(png((job.latent[0] // 16 * 16).astype(np.uint8)), STILL, job.step))  # In 16 shades.
+        # If the checkpoint is not asked for, MOST_KEPT stands for a place that no row reaches.
+        if job.step == scene.steps // 2 and job.wanted.get(CHECKPOINT, MOST_KEPT) < self._checkpoint_rows(scene):
+            outputs.append(TensorRows(CHECKPOINT, self._state(job)[job.wanted[CHECKPOINT] :]))
+        return outputs
 
     def is_done(self, job: ToyFilmJob) -> bool:
         return job.step == job.scene.steps
@@ -229,7 +232,7 @@ class FilmMaker(Toy):
 
     # The state from which another replica goes on in the middle of the steps -----------------------------------------------------------
 
-    def _kept(self, scene: ToyScene) -> int:
+    def _checkpoint_rows(self, scene: ToyScene) -> int:
         """The number of rows in the checkpoint of a scene; 0 if it would be too large or there is only one step."""
         values = (1 + self._options.multistep) * scene.planes * scene.height * scene.width
         return values if values <= MOST_KEPT and scene.steps > 1 else 0
@@ -241,9 +244,9 @@ class FilmMaker(Toy):
     def _restore(self, job: ToyFilmJob) -> None:
         """Set a job to the middle of its steps if the request's history has the whole checkpoint."""
         history = job.scene.request.history
-        if history is None or not len(history) or len(history) < self._kept(job.scene):
+        if history is None or not len(history) or len(history) < self._checkpoint_rows(job.scene):
             return
-        job.latent, *before = history.astype(np.int64).reshape(-1, *job.latent.shape)
+        job.latent, *before = history.astype(np.int64).reshape(-1, *job.latent.shape)  # As `_state` writes it: with `multistep` two parts.
         job.before = before[0] if before else job.before
         job.step = job.scene.steps // 2
 
@@ -304,7 +307,7 @@ class ToyPictures:
 
     def decode(self, scene: ToyScene, latent: Latent, ports: Wanted) -> Generator[Drawn, None, None]:
         count, layers = self.items(scene)[IMAGE], max(scene.request.layers, 1)
-        for number in range(ports.get(IMAGE, count), count):
+        for number in range(ports.get(IMAGE, count), count):  # None if the port is not asked for.
             result, layer = divmod(number, layers)
             yield EncodedPicture(png(formulas.layer(latent[result], layer)), STILL, layer)
 

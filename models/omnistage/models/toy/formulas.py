@@ -103,16 +103,16 @@ def items(parts: Sequence[Seen]) -> NDArray[np.int64]:
     sum as value."""
     rows: list[NDArray[np.int64]] = []
     at = 0
-    for one in parts:
-        values = _values(one)
+    for part in parts:
+        values = _values(part)
         height, width = values.shape
         y, x = np.indices(values.shape)
-        if isinstance(one, np.ndarray) and one.ndim == 2:
-            places, long = np.stack([np.full_like(y, at), at + y, at + x]), max(height, width)
+        if isinstance(part, np.ndarray) and part.ndim == 2:  # A picture.
+            places, positions = np.stack([np.full_like(y, at), at + y, at + x]), max(height, width)
         else:
-            places, long = np.stack([at + x] * 3), width
+            places, positions = np.stack([at + x] * 3), width
         rows.append(np.concatenate([values[None], places]).reshape(4, -1).T)
-        at += long
+        at += positions
     return np.concatenate([np.empty((0, 4), np.int64), *rows])
 
 

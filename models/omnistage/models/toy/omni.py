@@ -175,14 +175,14 @@ class OmniThinker(_Omni):
     async def _streamed(self, prepared: PreparedToy, inputs: AsyncIterator[Piece]) -> dict[str, formulas.Seen]:
         """Wait until all media on ports are complete; returns their contents, by port."""
         sound = [np.empty(0, np.int16)]
-        silent = not any(isinstance(one, Streamed) and one.port == MICROPHONE.name for one in prepared.seen)
+        is_sound_whole = not any(isinstance(one, Streamed) and one.port == MICROPHONE.name for one in prepared.seen)
         async with self._files(prepared.seen) as files:
-            while not (silent and files.are_whole):
+            while not (is_sound_whole and files.are_whole):
                 piece = await next_piece(inputs)
                 if not await files.take(piece) and piece.port == MICROPHONE.name:
                     assert isinstance(piece.content, np.ndarray)
                     sound.append(np.clip(np.rint(piece.content[:, 0] * 32768), -32768, 32767).astype(np.int16))
-                    silent = piece.last
+                    is_sound_whole = piece.last
             read = {port: await asyncio.to_thread(_look_at_port, medium) for port, medium in files.whole.items()}
         return {MICROPHONE.name: np.concatenate(sound), **read}
 
@@ -262,7 +262,8 @@ class OmniTalker(_Omni):
         history = prepared.history if prepared.history is not None else np.empty((0, formulas.OMNI_CODEBOOKS), np.uint32)
         limit = prepared.max_frames or ENDLESS
         prompt, rows = _Prompt(prepared.voice), list[int]()
-        before, n, is_over = tuple(map(int, history[-1])) if len(history) else None, len(history), False
+        frame_before = tuple(map(int, history[-1])) if len(history) else None
+        n, is_over = len(history), False
         async for piece in inputs:
             content = cast(Array, piece.content)
             if piece.port == HIDDEN.name:
@@ -273,14 +274,14 @@ class OmniTalker(_Omni):
             if not prompt.whole:
                 continue
             frames = []
-            for row in [*rows, *[0] * formulas.TAIL * is_over][n:limit]:
-                before = formulas.next_frame(before or (prompt.key, 0), row, n)
-                frames.append(before)
+            tail = [0] * formulas.TAIL if is_over else []
+            for row in [*rows, *tail][n:limit]:
+                frame_before = formulas.next_frame(frame_before or (prompt.key, 0), row, n)
+                frames.append(frame_before)
                 n += 1
-            is_end = n == limit or (is_over and n == len(rows) + formulas.TAIL)
             for chunk in self._cuts(frames):
                 yield Frames(np.array(chunk, np.uint32))
-            if is_end:
+            if n == limit or (is_over and n == len(rows) + formulas.TAIL):
                 reason = FinishReason.LENGTH if n == limit else FinishReason.STOP
                 yield Frames(np.empty((0, formulas.OMNI_CODEBOOKS), np.uint32), reason)
                 return

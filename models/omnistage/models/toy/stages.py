@@ -142,21 +142,20 @@ class ToyThinker(Toy):
         check_parts(request, self.info)
         check_constraint(request, self.info)
         check_bias(request, formulas.VOCABULARY)
-        characters = sum(len(turn.text) for turn in request.turns)
-        if self.options.room and characters > self.options.room:
-            raise BadRequest(
-                "thinker.messages", f"shorten the conversation: it has {characters} characters, the model takes {self.options.room}"
-            )
+        characters, room = sum(len(turn.text) for turn in request.turns), self.options.room
+        if room and characters > room:
+            raise BadRequest("thinker.messages", f"shorten the conversation: it has {characters} characters, the model takes {room}")
         if request.finished is None and request.history and len(request.history) >= self._length(request):
             raise BadRequest("resume.history", f"the answer has {self._length(request)} tokens: it ends before it can go on")
-        if request.verbatim.split() and len(request.history) > len(request.verbatim.split()):
-            raise BadRequest("resume.history", f"the text to be spoken has {len(request.verbatim.split())} words: it ends before")
+        words = request.verbatim.split()
+        if words and len(request.history) > len(words):
+            raise BadRequest("resume.history", f"the text to be spoken has {len(words)} words: it ends before")
         return request
 
     def _length(self, request: TextRequest) -> int:
         """Tokens of the whole answer."""
         words = request.verbatim.split()
-        natural = len(words) if words else self.options.length
+        natural = len(words) or self.options.length
         return request.max_tokens if request.ignore_eos and not words else min(natural, request.max_tokens)
 
     async def generate(
@@ -200,14 +199,15 @@ class ToyThinker(Toy):
         return Detokenizer(lambda token_id: formulas.word(token_id).encode(), request.stop)
 
     def _is_cut(self, request: TextRequest) -> bool:
-        words = request.verbatim.split()
-        return self._length(request) != (len(words) if words else self.options.length)
+        """Whether the answer has another length than it would have by itself."""
+        return self._length(request) != (len(request.verbatim.split()) or self.options.length)
 
     def _earlier(self, history: Sequence[int], answer: AnswerAssembler, ports: Wanted) -> Iterator[TextPiece | TensorRows]:
         """Make the wanted rows of the history's tokens, without a pause: in a prefill they cost next to nothing."""
         remaining = tuple(history[ports["hidden"] :]) if "hidden" in ports else ()
         while remaining:
-            tokens, remaining = remaining[: (count := self._cut())], remaining[count:]
+            count = self._cut()
+            tokens, remaining = remaining[:count], remaining[count:]
             answer.rows(self._rows(tokens))
             yield from answer.take()
         if answer.ended:
@@ -229,13 +229,11 @@ class ToyTalker(Toy):
     def __init__(self, options: ToyOptions) -> None:
         super().__init__(options)
         hidden = PortSpec("hidden", Content.TENSOR, width=options.row_width)
-        codes = PortSpec("codes", Content.CODES, rate_hz=self._rate(), width=options.codebooks, compact=True)
+        rate = formulas.SAMPLE_RATE_HZ / options.samples_per_frame
+        codes = PortSpec("codes", Content.CODES, rate_hz=rate, width=options.codebooks, compact=True)
         self.info = ModelInfo(
             "toy-talker", REVISION, (hidden,), (codes,), MAX_SESSIONS, voices=("toy",), draws=False, tells_unspoken=options.mute_every > 0
         )
-
-    def _rate(self) -> float:
-        return formulas.SAMPLE_RATE_HZ / self.options.samples_per_frame
 
     async def prepare(self, request: SpeechRequest) -> SpeechRequest:
         if request.voice not in ("", "toy"):
@@ -250,15 +248,17 @@ class ToyTalker(Toy):
         request, first, frame_count = prepared, ports.get("codes", 0), 0
         async for piece in inputs:
             assert isinstance(piece.content, np.ndarray)
+            # Rows of which at least one frame belongs to the speech.
             spoken_rows = -(-(request.max_frames - frame_count) // formulas.FRAMES_PER_ROW) if request.max_frames else len(piece.content)
             if unspoken := self._unspoken(piece.first, piece.content[:spoken_rows]):
                 yield Unspoken(unspoken)
             codes = self._codes(piece.content)
-            before, frame_count = frame_count, frame_count + len(codes)
-            codes = codes[max(first - before, 0) :]
+            frames_before, frame_count = frame_count, frame_count + len(codes)
+            codes = codes[max(first - frames_before, 0) :]
             if request.max_frames and frame_count >= request.max_frames:
                 if ports:
-                    yield Frames(codes[: len(codes) - (frame_count - request.max_frames)], FinishReason.LENGTH)
+                    excess = frame_count - request.max_frames
+                    yield Frames(codes[: len(codes) - excess], FinishReason.LENGTH)
                 return
             while ports and len(codes):
                 count = min(self._cut(), len(codes))
@@ -273,6 +273,7 @@ class ToyTalker(Toy):
         """The words of those rows that count as unspoken: see `mute_every`. first: index of the first row."""
         if not (every := self.options.mute_every):
             return ()
+        # `-first % every` is the first of these rows whose number is divisible.
         return tuple(formulas.word(int(row[0])).strip() for row in rows[-first % every :: every])
 
     def _codes(self, rows: Array) -> NDArray[np.uint32]:
@@ -330,7 +331,8 @@ class ToyCode2Wav(Toy):
         """The samples of frames, [n, 1]; with the option `stamp` the first samples are time stamps."""
         sound = formulas.samples(codes, self.options.samples_per_frame)
         if self.options.stamp:
-            sound[: 2 * formulas.LIMBS, 0] = np.concatenate([codes[0, formulas.CODEBOOKS :].astype(np.int64), formulas.stamp()]) / 32768
+            stamps = np.concatenate([codes[0, formulas.CODEBOOKS :].astype(np.int64), formulas.stamp()])  # Of the Thinker, and of now.
+            sound[: 2 * formulas.LIMBS, 0] = stamps / 32768
         return sound
 
 

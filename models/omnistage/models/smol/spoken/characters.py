@@ -137,6 +137,7 @@ class _Mark:
 
     @property
     def goes_on(self) -> bool:
+        """Whether a space and a small letter follow the mark."""
         return re.match(" [a-z]", self._rest) is not None
 
     @property

@@ -182,7 +182,8 @@ WAN_VAE: Mapping[str, Values] = {
 def _wan(kind: str, size: str, boundary: float | None, mask_channels: int = 0) -> Design:
     """A pipeline of Wan. boundary: the noise (0..1) where the second transformer takes over; None: it has one transformer, and a VAE whose
     latents cover patches of twice the width. mask_channels: for a film with a first picture, the channels of its mask."""
-    channels = {"odd": 10}.get(size, 16) if boundary else {"odd": 14}.get(size, 48)
+    odd_channels, usual_channels = (10, 16) if boundary else (14, 48)
+    channels = odd_channels if size == "odd" else usual_channels
     vae = {
         **WAN_VAE[size],
         "z_dim": channels,
@@ -314,7 +315,8 @@ def _write_qwen(directory: Path, design: Design) -> tuple[Part, str]:
     sees = design.kind != "ZImagePipeline"
     vocabulary = train(INSTRUCTIONS * REPEATS + PROMPTS + TRAINING, VOCABULARY)
     ids: Mapping[str, int] = {}
-    for part, processor in (("tokenizer", ""), *([(design.processor, PROCESSOR)] if design.processor else [])):
+    processors = {"tokenizer": ""} | ({design.processor: PROCESSOR} if design.processor else {})
+    for part, processor in processors.items():
         tokens = TokenizerDesign(VISION_SPECIAL, 131072, (*ORDINARY, OPENS, CLOSES), processor=processor)
         ids = write_files(directory / part, vocabulary, tokens)
         (directory / part / "chat_template.jinja").write_text(VISION_TEMPLATE if sees else TEMPLATE, encoding="utf-8")
