@@ -70,7 +70,7 @@ class HttpAccount:
                 self._ttfa_s = self._ttfa_s or self._now_s
                 self._audio_s += event.duration_s
             case Picture():
-                self._pictures += event.preview_step is None
+                self._pictures += event.preview_step is None  # Previews do not count.
             case Failover():
                 self._failovers += 1
             case Done():

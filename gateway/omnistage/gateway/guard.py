@@ -195,8 +195,9 @@ class HttpGuard:
         kind = headers.get("content-type", "").partition(";")[0].lower()
         is_small = bool(length) and size <= accounts.SMALL_BYTES
         memory = HeldMemory([self._ledger, self._reserve] if is_small else [self._ledger], host)
+        is_json = not kind.strip() or "json" in kind  # A body without a type counts as JSON.
         try:
-            yield _Body(limit, memory, is_json=not kind.strip() or "json" in kind)
+            yield _Body(limit, memory, is_json=is_json)
         finally:
             memory.free()
 

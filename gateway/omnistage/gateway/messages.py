@@ -108,8 +108,8 @@ def _check_thought(thought: object, role: object, field: str) -> None:
 
 
 def _earlier_text(audio: object, field: str, transcript_of: Said) -> str:
-    """The text of an earlier answer, found by the id of its sound. If no text is kept under the id, it is the transcript in
-    `audio`, which only a client sends that gives the whole `audio` back. Raises ApiError."""
+    """The text of an earlier answer, found by the id of its sound. If no text is kept under the id, the transcript
+    in `audio`, if the client has sent one. Raises ApiError."""
     name = audio.get("id") if isinstance(audio, Mapping) else None
     if not isinstance(audio, Mapping) or not isinstance(name, str):
         raise invalid(f"{field}.id", "is missing")

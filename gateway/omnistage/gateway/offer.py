@@ -129,7 +129,7 @@ class Offer:
         return None
 
     def _able(self, pipeline: Pipeline, ability: Ability) -> Pipeline:
-        """Return the pipeline `pipeline`. Raises ApiError 400, which names pipelines that can, if it lacks the ability."""
+        """Return `pipeline` itself. Raises ApiError 400, which names pipelines that can, if it lacks the ability."""
         if ability.has(pipeline):
             return pipeline
         able = [one.name for one in self._known if ability.has(one)]

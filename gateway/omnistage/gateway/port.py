@@ -239,10 +239,10 @@ def _protocol(door: Door) -> type[H11Protocol]:
 
         def _watch_head(self) -> None:
             """Run the time limit for a head while none has come."""
-            waits = self.cycle is None or self.cycle.response_complete
-            if waits and self._head is None:
+            waits_for_head = self.cycle is None or self.cycle.response_complete
+            if waits_for_head and self._head is None:
                 self._head = self.loop.call_later(HEAD_LIMIT_S, self.transport.abort)
-            elif not waits and self._head is not None:
+            elif not waits_for_head and self._head is not None:
                 self._head.cancel()
                 self._head = None
 

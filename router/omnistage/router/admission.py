@@ -94,7 +94,7 @@ class Admission:
         if self._draining.is_set():
             raise _draining()
         self._places.limit = self._limit()
-        self._wake(self._places.fill())
+        self._wake(self._places.fill())  # A higher limit makes room for requests that wait.
         try:
             ticket = self._places.ask(client)
         except Refused as refusal:

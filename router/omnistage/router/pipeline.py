@@ -210,6 +210,7 @@ def check_pipeline(pipeline: PipelineFile, descriptions: Mapping[str, stage_pb2.
     first = pipeline.stages[0].kind
     if ports := ", ".join(port.name for port in descriptions[first].accepts if port.payload not in STREAMED):
         raise PipelineError(f"{pipeline.name}: the first stage, {first}, has input ports ({ports}); a client streams media and sound only")
+    # If the stages give no output that the file offers, the error names one of the file.
     for output in pipeline.settled(descriptions).offered or pipeline.outputs:
         if output not in producers:
             raise PipelineError(f"{pipeline.name}: no stage produces the output {output!r}")

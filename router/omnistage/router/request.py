@@ -347,6 +347,7 @@ def _params(request: omni_pb2.GenerateRequest, pipeline: PipelineFile) -> dict[s
         getattr(values, kind).MergeFrom(stage_params)
     if "talker" in params and "code2wav" in params and not params["code2wav"].code2wav.voice:
         params["code2wav"].code2wav.voice = params["talker"].talker.voice
+    # A text that is spoken as it was given is plain, unless the request or the pipeline says that it is Markdown.
     if "talker" in params and request.thinker.verbatim:
         talker = params["talker"].talker
         talker.plain = talker.plain or not talker.markdown

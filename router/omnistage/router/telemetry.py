@@ -240,7 +240,7 @@ class Account:
         if self._waits_since is not None and self._place is None:  # It ended while it waited.
             span.phase("queue", self._waits_since, now_s, reason=self.reason)
         elif self._waits_since is not None and self._place is not None and self._place.queued_s:
-            span.phase("queue", self._waits_since, tally.begun_s, reason="OK")
+            span.phase("queue", self._waits_since, tally.begun_s, reason="OK")  # The tally began with the place.
         if self._session_id:
             span.phase("open", tally.begun_s, tally.opened_s or now_s, reason="OK" if tally.opened_s else self.reason)
         for content, first_s in tally.first.items():

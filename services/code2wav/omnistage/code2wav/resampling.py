@@ -67,13 +67,13 @@ class Conversion:
         if rate_hz in possible:
             return cls(source_hz, rate_hz)
         if find_spec("soxr") is None:
-            can = (
+            advice = (
                 f"this server converts nothing without soxr: ask for {source_hz}, or there `make wheels` in a clone, then "
                 "pip install --find-links dist 'omnistage[models]'"
             )
         else:
-            can = f"ask for one of {', '.join(map(str, possible))}"
-        raise BadRequest(FIELD, f"{rate_hz} is not possible; {can}, or leave it out for the model's own")
+            advice = f"ask for one of {', '.join(map(str, possible))}"
+        raise BadRequest(FIELD, f"{rate_hz} is not possible; {advice}, or leave it out for the model's own")
 
     def count(self, samples: int) -> int:
         """How many samples a whole sound has after the conversion. samples: how many it has at the model's rate."""
@@ -186,7 +186,7 @@ async def convert_sounds(
         while len(needs) > 1 and needs[1][0] <= resampler.first_needed:
             needs.popleft()
         yield Sound(converted, needs[0][1], prebuffer_s)
-        prebuffer_s = None if len(converted) else prebuffer_s  # Said again until it has come with samples.
+        prebuffer_s = None if len(converted) else prebuffer_s  # Repeated until a sound with samples had it.
     yield Sound(await asyncio.to_thread(resampler.end), needs[0][1], prebuffer_s)
 
 

@@ -102,7 +102,7 @@ class Code2WavStage(ModelStage[Code2WavModel[P]]):
                     if len(sound.samples):
                         player.hear(self._clock(), len(sound.samples) / rate_hz, sound.prebuffer_s or 0.0)
                         timing.audio_underruns, timing.audio_starved_s = player.underruns, player.starved_s
-                    # A session that goes on elsewhere does not say it again.
+                    # A session that goes on elsewhere does not say the prebuffer again.
                     prebuffer_ms = None if first or sound.prebuffer_s is None else math.ceil(1000 * sound.prebuffer_s)
                     for output in sound_outputs(self._output, sound.samples, rate_hz, encoding, prebuffer_ms):
                         yielded_at = self._clock()

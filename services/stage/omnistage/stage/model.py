@@ -80,12 +80,11 @@ def describe(kind: stage_pb2.StageKind, info: ModelInfo) -> stage_pb2.DescribeRe
 
 def _port(port: PortSpec, *, is_input: bool) -> stage_pb2.Port:
     """A port of a model as the contract describes it."""
-    payload = stage_pb2.Payload.Value(f"PAYLOAD_{port.content.name}")
     is_tensor = port.content is Content.TENSOR
     replay = stage_pb2.REPLAY_WINDOW if port.window else stage_pb2.REPLAY_ALL
     return stage_pb2.Port(
         name=port.name,
-        payload=stage_pb2.Payload.Name(payload),
+        payload=f"PAYLOAD_{port.content.name}",
         rate_millihertz=round(port.rate_hz * 1000),
         compact=port.compact,
         replay=replay if is_input else stage_pb2.REPLAY_UNSPECIFIED,

@@ -48,8 +48,8 @@ class Resumption:
             if produced[port].compact and position.seq and port not in history:
                 raise bad_request("resume.history", f"port {port!r} stands at item {position.first}, and nothing of it is given")
         for port in history.keys() & produced.keys():
-            expected = _CONTENT.get(produced[port].payload)
-            if not produced[port].compact or any(chunk.WhichOneof("payload") not in (None, expected) for chunk in history[port]):
+            fields = {chunk.WhichOneof("payload") for chunk in history[port]}
+            if not produced[port].compact or not fields <= {None, _CONTENT.get(produced[port].payload)}:
                 raise bad_request("resume.history", f"port {port!r} of this stage is no checkpoint of this content")
         later = stage_pb2.Resume(
             positions=[position for port, position in positions.items() if port not in produced],

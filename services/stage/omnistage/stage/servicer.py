@@ -82,7 +82,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         asked_s = request.period.ToTimedelta().total_seconds() if request.HasField("period") else WATCH_PERIOD_S
         period_s = min(max(asked_s, WATCH_MIN_INTERVAL_S), WATCH_PERIOD_S)
         while True:
-            changed = self._changed
+            changed = self._changed  # Taken before the report, so that no change after the report is missed.
             report = self._report()
             report.period.CopyFrom(duration(period_s))
             yield report

@@ -121,8 +121,9 @@ class Session:
         self._receiver = Receiver(owners=environment.trusted_uids)
         self._answer = self._receiver.answer(opening.request.offers)
         self._inputs = Inputs(description.accepts, self._receiver, caller.outbox.put)
-        self._next_hop = (
-            NextHop(
+        self._next_hop: NextHop | None = None
+        if opening.request.route:
+            self._next_hop = NextHop(
                 environment.channels,
                 opening,
                 set(ports),
@@ -132,9 +133,6 @@ class Session:
                 replay_bytes=environment.replay_limit,
                 on_lost=trace.lost,
             )
-            if opening.request.route
-            else None
-        )
         self._outputs = Outputs(description.produces, opening, new_sender(), caller.outbox, self._next_hop, trace.sent)
         self._interrupted = False
         self._drop_task: asyncio.Task[None] | None = None

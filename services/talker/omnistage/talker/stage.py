@@ -31,7 +31,7 @@ class TalkerStage(ModelStage[TalkerModel[P]]):
         check_kind(request.params, "talker")
         speech = replace(parse(request.params.talker, request.seed), client=request.client, scope=request.scope)
         if self._output.compact:
-            history = codes_of(start, self._output)
+            history = codes_of(start, self._output)  # Checked even if the port has ended.
             if self._output.name not in start.ended:
                 speech = replace(speech, history=history)
         with refusals():
