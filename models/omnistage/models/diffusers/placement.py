@@ -191,7 +191,7 @@ class MemoryPlan:
                 raise LoadError(f"option vae_tiling_above {self.tiles_above}: {type(pipe).__name__} does not decode in tiles; leave it out")
             return
         side = next(getattr(pipe, name) for name in ("vae_scale_factor", "vae_scale_factor_spatial") if hasattr(pipe, name))
-        vae.tiled_above = self.tiles_above / side**2
+        vae.tiled_above = self.tiles_above / side**2  # In places of the latents.
         vae.decode = partial(_decode_tiled, vae, vae.decode)
 
     def _check_quantizer(self) -> None:
@@ -373,7 +373,7 @@ def cut(transformer: Any, group: Group) -> None:
             continue
         weight, bias = part(f"{name}.weight"), part(f"{name}.bias")
         assert weight is not None
-        if style != "colwise":
+        if style != "colwise":  # Then the ranks divide the columns of the layer's input.
             transformer.set_submodule(name, _Summed(weight, bias, group))
             continue
         module.weight = _fixed_parameter(weight)

@@ -254,8 +254,8 @@ def check_size(plan: DrawingPlan, limits: DrawingLimits, name: str, decided_by: 
 
 
 def _less_film(plan: DrawingPlan, limits: DrawingLimits, name: str, side: str) -> tuple[str, str]:
-    """The field to lower for a film that is too much work, which is furthest above its usual value, and the text of the error, with the
-    value to lower it to. side: the field of the size."""
+    """The field to lower for a film that is too much work, and the text of the error, with the value to lower it to. It is the field
+    furthest above its usual value. side: the field of the size."""
     pixels, usual_area = plan.width * plan.height, limits.width * limits.height
     work = pixels * plan.frames * plan.steps
     ratios = {"frames": plan.frames / limits.frames, side: pixels / usual_area if usual_area else 1.0, "steps": plan.steps / limits.steps}

@@ -184,7 +184,7 @@ class PictureSampler:
             yield from (entry for entry in entries if isinstance(entry, Tensor) and entry.shape == shape)
 
     def _rehearse(self, step: int, latents: Tensor) -> None:
-        """Take steps of zeros up to step `step`: then only values that depend on the picture are not as after real steps."""
+        """Take steps of zeros up to step `step`. Then only values that depend on the picture differ from those after real steps."""
         zeros = torch.zeros_like(latents)
         while self.step < step:
             self.advance(zeros, zeros)
@@ -193,6 +193,7 @@ class PictureSampler:
         """Yields name and value of the attributes of the scheduler that steps have changed."""
         for name, value in sorted(vars(self.scheduler).items()):
             fresh = self._fresh.get(name)
+            # Lists were copied at the beginning: an unchanged list has the same objects in it.
             is_equal_list = isinstance(value, list) and all(map(operator.is_, value, fresh or ()))
             if value is not fresh and not is_equal_list:
                 yield name, value
@@ -382,7 +383,7 @@ class StepCache:
             picked = [self._pick_rows(batch, place, value, count) for place, value in enumerate(args)]
             output = forward(*picked, **{name: self._pick_rows(batch, name, value, count) for name, value in kwargs.items()})
         else:
-            output = rows if text_rows is None else (text_rows, rows)
+            output = rows if text_rows is None else (text_rows, rows)  # No row needs this block: its input goes on to the next.
         if not is_last:
             return output
         all_rows = self._join_rows(batch, _rows(output))

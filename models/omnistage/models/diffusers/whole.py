@@ -108,10 +108,11 @@ class WholeDrawing:
 
     @property
     def _ignored_options(self) -> set[str]:
-        """Options for the step of the scheduler that this scheduler does not have: the pipeline drops them silently."""
-        passed = getattr(self._pipe, "prepare_extra_step_kwargs", None)
-        step = inspect.signature(self._pipe.scheduler.step).parameters
-        return set(inspect.signature(passed).parameters) - set(step) if passed else set()
+        """Options that the pipeline would pass on to the step of a scheduler, and that the step of this scheduler does not take. The
+        pipeline drops them silently."""
+        prepare = getattr(self._pipe, "prepare_extra_step_kwargs", None)
+        step_parameters = inspect.signature(self._pipe.scheduler.step).parameters
+        return set(inspect.signature(prepare).parameters) - set(step_parameters) if prepare else set()
 
     def leave_out(self, plan: DrawingPlan) -> Mapping[str, str]:
         """Stop offering the options that the pipeline cannot follow. Returns them, each with the reason. plan: drawn with each option, up

@@ -52,7 +52,7 @@ Make = Callable[[dict[str, Any], mmap.mmap], T]
 
 
 def media_places(places: int, max_waiting: int) -> WaitingPlaces:
-    """Places for media that are decoded; who may not wait for one gets DecoderFull."""
+    """Places for media that are decoded. A caller that may not even wait for a place gets DecoderFull."""
     return WaitingPlaces(places, max_waiting, lambda waiting: DecoderFull(f"{waiting} media wait to be decoded: ask again later"))
 
 

@@ -75,9 +75,9 @@ def _check(count: int, max_count: int, parts: str) -> None:
 
 
 def _check_jpeg(file: BinaryIO) -> None:
-    """Raises BadMedia for a JPEG of too many parts. By ISO/IEC 10918-1, annex B, a part is a marker, and for most markers a length and so
-    many bytes; samples come after the start of a scan. Like Pillow, this reads on after an end before any scan, and gives some markers
-    no length: so it finds every part that Pillow finds."""
+    """Raises BadMedia for a JPEG of too many parts. By ISO/IEC 10918-1, annex B, a part begins with a marker. After most markers stand a
+    length and so many bytes. Samples come after the start of a scan. This function finds every part that Pillow finds: like Pillow, it
+    reads on after an end mark before any scan, and reads no length after some markers."""
     file.seek(0)
     data = file.read(MOST_READ)
     at = scans = segments = exif = fill = 0
