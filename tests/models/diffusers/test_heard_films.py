@@ -223,8 +223,8 @@ def test_what_sound_a_film_has_its_vocoder_says_or_the_vae_behind_it() -> None:
     vocoder = MMAudioVocoder(num_mels=8, upsample_initial_channel=8, upsample_rates=(2,), upsample_kernel_sizes=(4,), **sizes)
     made = kandinsky(audio_vae=vae, vocoder=vocoder)
     _, port = made.ports
-    assert (port.name, port.rate_hz, port.width) == ("audio", 16_000, 1) and made._said == {"sample_audio": True}
-    assert [port.name for port in kandinsky().ports] == ["video"] and kandinsky()._said == {"sample_audio": False}
+    assert (port.name, port.rate_hz, port.width) == ("audio", 16_000, 1) and made._sound_argument == {"sample_audio": True}
+    assert [port.name for port in kandinsky().ports] == ["video"] and kandinsky()._sound_argument == {"sample_audio": False}
     with pytest.raises(LoadError, match="does not say how many samples of its sound are a second"):
         kandinsky(vocoder=vocoder)
     with pytest.raises(LoadError, match="4 channels of sound, and their files have 2 at most"):
