@@ -73,14 +73,14 @@ def words(text: str) -> list[str]:
     for sign, word in _WORDS.items():
         text = text.replace(sign, word)
     text = re.sub(r"\b\d{1,3}(?:,\d{3})+\b", lambda match: numbers.cardinal(int(match.group().replace(",", "")[:30])), text)
-    text = re.sub(r"\b([ap])\.\s?m\b\.?", r"\1m ", text)
-    text = re.sub(r"(?<=\d)(?=[a-z])(?!st\b|nd\b|rd\b|th\b|s\b)", " ", text)
+    text = re.sub(r"\b([ap])\.\s?m\b\.?", r"\1m ", text)  # a.m.
+    text = re.sub(r"(?<=\d)(?=[a-z])(?!st\b|nd\b|rd\b|th\b|s\b)", " ", text)  # 5km
     text = re.sub(r"(\d+)(?:st|nd|rd|th)\b", lambda match: numbers.ordinal(int(match.group(1))), text)
     text = re.sub(
         r"(?<=\d)\.(\d{1,30})(?![\d.])", lambda match: f" point {' '.join(_spell_number(digit) for digit in match.group(1))} ", text
     )
     text = re.sub(r"\d+", lambda match: f" {_spell_number(match.group())} ", text)
-    text = re.sub(r"(?<=[a-z])\.(?=[a-z])", "", text)
+    text = re.sub(r"(?<=[a-z])\.(?=[a-z])", "", text)  # u.s.
     text = re.sub(r"['’]", "", text)
     raw_words = re.findall(r"[a-zà-ÿ]+", text)
     return [word for word in (_SAME.get(word, word) for word in raw_words) if word]
@@ -89,8 +89,8 @@ def words(text: str) -> list[str]:
 def word_error_rate(pairs: Iterable[tuple[str, str]]) -> float:
     """How many words must change, come or go to make the text from what was heard, divided by its words. pairs: (text, heard)."""
     errors = total = 0
-    for text, other in pairs:
-        reference, hypothesis = meant(text), words(other)
+    for text, heard_text in pairs:
+        reference, hypothesis = meant(text), words(heard_text)
         errors += _edits(reference, hypothesis)
         total += len(reference)
     return errors / max(total, 1)

@@ -94,13 +94,13 @@ async def make_sounds(model: Code2WavModel[Any], request: WaveRequest, items: Ar
                 if not model.load().queued:
                     break
 
-    begin_s, first, parts = time.process_time(), None, []
+    begin_s, parts = time.process_time(), []
     async for sound in model.decode(prepared, one_by_one(), {model.info.produces[0].name: 0}):
-        if first is None:
-            first = item_count, time.process_time() - begin_s, len(sound.samples) / rate_hz
+        if not parts:
+            first_items, first_s, first_sound_s = item_count, time.process_time() - begin_s, len(sound.samples) / rate_hz
         parts.append(sound.samples[:, 0])
-    assert first is not None
-    return Sounded(np.concatenate(parts), first[0], first[1], time.process_time() - begin_s, first[2])
+    assert parts
+    return Sounded(np.concatenate(parts), first_items, first_s, time.process_time() - begin_s, first_sound_s)
 
 
 def decibels(sound: NDArray[np.float32], reference: NDArray[np.float32]) -> float:
@@ -129,10 +129,10 @@ async def lines(
     firsts: dict[str, list[float]] = {profile: [] for profile in Profile}
     for turn in range(ROUNDS):
         for profile in Profile:
-            each = [await make_sounds(model, WaveRequest(n, profile), items) for n, items in enumerate(speeches)]
-            costs[profile].append(sum(one.cost_s for one in each))
-            firsts[profile].append(median([one.first_s for one in each]))
-            sounds[profile] = each if turn == 0 else sounds[profile]
+            profile_sounds = [await make_sounds(model, WaveRequest(n, profile), items) for n, items in enumerate(speeches)]
+            costs[profile].append(sum(one.cost_s for one in profile_sounds))
+            firsts[profile].append(median([one.first_s for one in profile_sounds]))
+            sounds[profile] = profile_sounds if turn == 0 else sounds[profile]
     figures = []
     for profile in Profile:
         pairs = [(one.samples, reference.samples) for one, reference in zip(sounds[profile], sounds["offline"], strict=True)]
@@ -159,11 +159,11 @@ async def flow(report: Report, folder: Path) -> list[ProfileFigures]:
     codes = source.integers(0, 8192, (CODES, 1)).astype(np.uint32)
     figures, sounds = await lines("qwen2_5_omni (small, random weights)", model, [codes], 0.02)
     setup = f"{CODES} codes, one thread, CPU time; small; median of {ROUNDS} in turn"
-    by = {line.profile: line for line in figures}
+    by_profile = {line.profile: line for line in figures}
     report.add(
-        Figure("x_cost_balanced", by["balanced"].cost, "x", "<= 1.35", f"over the whole sequence at once; {setup}"),
-        Figure("x_cost_latency", by["latency"].cost, "x", "", setup),
-        Figure("x_cost_quality", by["quality"].cost, "x", "", setup),
+        Figure("x_cost_balanced", by_profile["balanced"].cost, "x", "<= 1.35", f"over the whole sequence at once; {setup}"),
+        Figure("x_cost_latency", by_profile["latency"].cost, "x", "", setup),
+        Figure("x_cost_quality", by_profile["quality"].cost, "x", "", setup),
         Figure(
             "first_packet_codes",
             sounds["balanced"][0].first_items,
@@ -172,8 +172,8 @@ async def flow(report: Report, folder: Path) -> list[ProfileFigures]:
             "balanced: that had come when the first sound was there",
         ),
         Figure("first_packet", sounds["balanced"][0].first_sound_s, "s", "", "how long it is"),
-        Figure("snr_balanced", by["balanced"].snr, "dB", "", "of the whole over what differs from it"),
-        Figure("snr_quality", by["quality"].snr, "dB", "", "the same"),
+        Figure("snr_balanced", by_profile["balanced"].snr, "dB", "", "of the whole over what differs from it"),
+        Figure("snr_quality", by_profile["quality"].snr, "dB", "", "the same"),
     )
     alone_s, together_s = [], []
     for n in range(ROUNDS):
@@ -195,24 +195,27 @@ def causal(report: Report) -> None:
     codes = torch.from_numpy(source.integers(0, net.config.codes, (1, AGAIN_FRAMES + frames, net.config.codebooks)))
     ends = {size: range(AGAIN_FRAMES + size, AGAIN_FRAMES + frames + 1, size) for size in (1, 4, 12)}
 
-    def kept(size: int) -> None:
+    def go_on(size: int) -> None:
+        """Keep the state after each chunk."""
         _, states = net.step(codes[:, :AGAIN_FRAMES], [net.start()])
         for end in ends[size]:
             _, states = net.step(codes[:, end - size : end], states)
 
-    def again(size: int) -> None:
+    def compute_again(size: int) -> None:
+        """Compute AGAIN_FRAMES frames before each chunk a second time."""
         for end in ends[size]:
             net.step(codes[:, end - size - AGAIN_FRAMES : end], [net.start()])
 
-    def before() -> None:
+    def read_prefix() -> None:
+        """Do only what `go_on` does before its chunks."""
         net.step(codes[:, :AGAIN_FRAMES], [net.start()])
 
     with torch.inference_mode():
-        calls: list[Callable[[], None]] = [before, *(partial(call, size) for size in ends for call in (kept, again))]
-        costs = [[cpu_s(call) for call in calls] for _ in range(ROUNDS + 1)][1:]
-    prefix_s, *rest = map(median, zip(*costs, strict=True))
+        calls: list[Callable[[], None]] = [read_prefix, *(partial(call, size) for size in ends for call in (go_on, compute_again))]
+        costs = [[cpu_s(call) for call in calls] for _ in range(ROUNDS + 1)][1:]  # The first round warms up.
+    prefix_s, *pairs_s = map(median, zip(*costs, strict=True))
     setup = f"{frames} frames, one thread, CPU time; a {CAUSAL_SCALE}th of the published width, random weights; median of {ROUNDS} in turn"
-    for size, own_s, again_s in zip(ends, rest[::2], rest[1::2], strict=True):
+    for size, own_s, again_s in zip(ends, pairs_s[::2], pairs_s[1::2], strict=True):
         target = ">= 3" if size == 4 else ""
         note = f"cost a frame in chunks of {size} with {AGAIN_FRAMES} frames computed again, over that with what they left; {setup}"
         report.add(Figure(f"x_causal_chunk{size}", again_s / (own_s - prefix_s), "x", target, note))

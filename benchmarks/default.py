@@ -99,12 +99,13 @@ async def _concurrent(omni: AsyncOmni) -> Figure:
             (await omni.generate(question, seed=seed, max_tokens=SIX_SECONDS_TOKENS, ignore_eos=True)).timing.audio_s
             for question, seed in questions
         ]
-        between = time.perf_counter()
+        together_begin_s = time.perf_counter()
         answers = await asyncio.gather(
             *(omni.generate(question, seed=seed, max_tokens=SIX_SECONDS_TOKENS, ignore_eos=True) for question, seed in questions)
         )
         together = [answer.timing.audio_s for answer in answers]
-        ratios.append((sum(together) / (time.perf_counter() - between)) / (sum(one_by_one) / (between - begin_s)))
+        together_rate = sum(together) / (time.perf_counter() - together_begin_s)
+        ratios.append(together_rate / (sum(one_by_one) / (together_begin_s - begin_s)))
     return Figure(f"x_concurrent_{CONCURRENT}", median(ratios), "x", ">= 2.5", f"median of {CONCURRENT_ROUNDS} rounds")
 
 

@@ -67,22 +67,22 @@ async def beside(studio: Studio, pipeline: DiffusersPipeline, side: int) -> Spee
     for turn in range(1, 1 + ROUNDS):
         requests = [studio.request(100 * turn + n, side, guided=n % 2 == 1) for n in range(REQUESTS)]
         ours: list[RequestTimes] = []
-        if turn % 2:
+        if turn % 2:  # Each of the two goes first in every second round.
             ours = await studio.together(requests, step_s)
         theirs = [pipeline.called(request) for request in requests]
         if not ours:
             ours = await studio.together(requests, step_s)
-        off = max(most_apart(times.data, image) for times, (_, image) in zip(ours, theirs, strict=True))
-        if off > SAME:
-            raise AssertionError(f"{studio.name} and its pipeline draw pictures that are {off} of 255 apart")
+        difference = max(most_apart(times.data, image) for times, (_, image) in zip(ours, theirs, strict=True))
+        if difference > SAME:
+            raise AssertionError(f"{studio.name} and its pipeline draw pictures that are {difference} of 255 apart")
         begin_s = min(times.arrived_s for times in ours)
         durations = [duration_s for duration_s, _ in theirs]
-        waited = one_by_one_s([times.arrived_s - begin_s for times in ours], durations)
+        latencies = one_by_one_s([times.arrived_s - begin_s for times in ours], durations)
         rounds.append(
             SpeedUp(
                 sum(durations) / (max(times.done_s for times in ours) - begin_s),
-                sum(waited) / sum(times.taken_s for times in ours),
-                waited[-1] / ours[-1].taken_s,
+                sum(latencies) / sum(times.taken_s for times in ours),
+                latencies[-1] / ours[-1].taken_s,
             )
         )
     return SpeedUp(*(median(each) for each in zip(*rounds, strict=True)))
@@ -208,7 +208,8 @@ async def prompt_cache(report: Report, folder: Path) -> None:
         saved, cache_bytes = list[float](), list[int]()
         await studio.watched(studio.editing(0, SIDES[0]))
         for turn in range(1, 1 + ROUNDS):
-            request, bytes_before = studio.editing(turn, SIDES[0]), studio.painter._texts.bytes + studio.painter._pictures.bytes
+            request = studio.editing(turn, SIDES[0])
+            bytes_before = studio.painter._texts.bytes + studio.painter._pictures.bytes
             with watch_calls(studio.painter, "encode") as encoded:
                 first = await studio.watched(request)
                 cache_bytes.append(studio.painter._texts.bytes + studio.painter._pictures.bytes - bytes_before)

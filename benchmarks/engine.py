@@ -174,10 +174,10 @@ async def bystander(engine: Engine, report: Report) -> None:
 async def rate_until(stream: SequenceStream, until: Awaitable[object]) -> float:
     """Items per second that a stream gives until something else is done."""
     started, items = time.perf_counter(), 0
-    other = asyncio.ensure_future(until)
-    while not other.done():
+    task = asyncio.ensure_future(until)
+    while not task.done():
         items += len(await stream.take())
-    await other
+    await task
     return items / (time.perf_counter() - started)
 
 

@@ -66,8 +66,8 @@ async def first_sound(report: Report, folder: Path) -> None:
     )
 
 
-def _ratio(some: Sequence[float], all_of_it: Sequence[float]) -> float:
-    return median([one / other for one, other in zip(some, all_of_it, strict=True)])
+def _ratio(over: Sequence[float], under: Sequence[float]) -> float:
+    return median([over_s / under_s for over_s, under_s in zip(over, under, strict=True)])
 
 
 SIDE = 64
@@ -180,12 +180,13 @@ async def throughput(report: Report, folder: Path, side: int = SIDE) -> None:
     await camera.film(film_request(0, side, DRAWN_FRAMES, guided=True))
     for turn in range(1, 1 + ROUNDS):
         requests = [film_request(100 * turn + n, side, DRAWN_FRAMES, guided=n % 2 == 1) for n in range(REQUESTS)]
+        # Each of the two goes first in every second round.
         theirs = [call_pipeline(pipe, request) for request in requests] if turn % 2 else []
         ours = await asyncio.gather(*(camera.film(request, n * step_s) for n, request in enumerate(requests)))
         theirs = theirs or [call_pipeline(pipe, request) for request in requests]
-        off = max(int(np.abs(times.frames.astype(int) - frames).max()) for times, (_, frames) in zip(ours, theirs, strict=True))
-        if off > SAME:
-            raise AssertionError(f"ours and the pipeline's films are {off} of 255 apart")
+        difference = max(int(np.abs(times.frames.astype(int) - frames).max()) for times, (_, frames) in zip(ours, theirs, strict=True))
+        if difference > SAME:
+            raise AssertionError(f"ours and the pipeline's films are {difference} of 255 apart")
         elapsed_s = max(times.done_s for times in ours) - min(times.arrived_s for times in ours)
         speeds.append(sum(seconds for seconds, _ in theirs) / elapsed_s)
     await camera.model.close()

@@ -60,7 +60,8 @@ def write_talker(folder: Path) -> Path:
         # Each weight begins at a random place of the pool, so that no two have equal numbers.
         size, begin = int(np.prod(shape)), int(source.integers(len(pool)))
         values = pool.roll(begin).repeat(-(-size // len(pool)))[:size].reshape(shape)
-        tensors[name] = torch.ones(shape).bfloat16() if "norm" in name else values * (1.0 if "embedding" in name else shape[-1] ** -0.5)
+        scale = 1.0 if "embedding" in name else shape[-1] ** -0.5
+        tensors[name] = torch.ones(shape).bfloat16() if "norm" in name else values * scale
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     wave = tiny.code2wav_config(SIZE["groups"], SIZE["codes"])
     base_config = {"model_type": "qwen3_omni_moe", "thinker_config": {"text_config": {"hidden_size": ROW_SIZE}}, "code2wav_config": wave}
@@ -142,7 +143,7 @@ def frames(report: Report, folder: Path, dtype: torch.dtype) -> None:
     hidden = torch.randn(SPEAKERS, SIZE["text"]["hidden_size"], generator=torch.Generator().manual_seed(1)).to(dtype)
     draws = [Draws(SPOKEN, seed) for seed in range(SPEAKERS)]
     with torch.inference_mode():
-        one = replace(config, decoder=replace(config.decoder, layers=1))
+        one_layer = replace(config, decoder=replace(config.decoder, layers=1))
 
         def passes() -> None:
             predictor.codes(hidden, [*range(SPEAKERS)], lambda codebook, logits: [codebook] * SPEAKERS)
@@ -151,10 +152,10 @@ def frames(report: Report, folder: Path, dtype: torch.dtype) -> None:
             products(passes),
             passes,
             lambda: head.further(hidden, [*range(SPEAKERS)], draws),
-            SpeakerFrames(one, read(folder, one, dtype), head),
+            SpeakerFrames(one_layer, read(folder, one_layer, dtype), head),
             SpeakerFrames(config, parts, head),
         ]
-        costs = np.array([cpu_s(calls) for _ in range(ROUNDS + 1)])[1:]
+        costs = np.array([cpu_s(calls) for _ in range(ROUNDS + 1)])[1:]  # The first round warms up.
     bare_s, passes_s, predictor_s, one_layer_s, layers_s = costs.T
     ratio, layer_s = predictor_s / bare_s, (layers_s - one_layer_s) / (LAYERS - 1)
     share = predictor_s / (one_layer_s + (PUBLISHED_LAYERS - 1) * layer_s)

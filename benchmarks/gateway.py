@@ -92,7 +92,7 @@ class Http:
                     times.text += delta["content"]
                 if (delta.get("audio") or {}).get("data"):
                     times.ttfa_s = times.ttfa_s or now_s - begin_s
-                    times.audio_s += len(delta["audio"]["data"]) * 3 / 4 / BYTES_OF_SECOND
+                    times.audio_s += len(delta["audio"]["data"]) * 3 / 4 / BYTES_OF_SECOND  # Four characters of base 64 are three bytes.
         return times
 
     async def _events(self) -> AsyncIterator[bytes]:
@@ -201,7 +201,7 @@ async def _first(report: Report, omni: AsyncOmni, http: Http, name: str, **optio
                 raise RuntimeError(f"nothing came over {way}")
             if number >= WARM_UPS:
                 times[way].append(1e3 * first_s)
-    over = [by_http - by_grpc for by_http, by_grpc in zip(times["http"], times["grpc"], strict=True)]
+    over = [http_ms - grpc_ms for http_ms, grpc_ms in zip(times["http"], times["grpc"], strict=True)]
     goal = "<= 5" if name == "ttft" else "<= 10"
     note = f"toy, median of {PAIRS} pairs in turn; gRPC {median(times['grpc']):.1f}, HTTP {median(times['http']):.1f}"
     report.add(Figure(f"{name}_over_grpc_ms", median(over), "ms", goal, note))
@@ -251,13 +251,13 @@ async def _many(report: Report, stack: Stack, address: str, pid: int) -> None:
     cpu_s = meter.spent()
     for client in clients:
         await client.close()
-    streams = [each for each in results if isinstance(each, StreamTimes) and each.is_whole]
-    text = max((each.text for each in streams), key=len, default="")
-    dropped = STREAMS - sum(each.text == text for each in streams)
+    streams = [result for result in results if isinstance(result, StreamTimes) and result.is_whole]
+    text = max((stream.text for stream in streams), key=len, default="")
+    dropped = STREAMS - sum(stream.text == text for stream in streams)
     pieces = STREAMS * STREAM_TOKENS
-    each = f"us a piece: gateway {1e6 * cpu_s[0] / pieces:.0f}, router {1e6 * cpu_s[1] / pieces:.0f}"
-    gaps = [gap for one in streams for gap in one.gaps_s[2:-1]]
-    note = f"{STREAMS} streams of the toy at once, {1 / STREAM_INTERVAL_S:g} pieces of text a second each; {each}"
+    cpu_note = f"us a piece: gateway {1e6 * cpu_s[0] / pieces:.0f}, router {1e6 * cpu_s[1] / pieces:.0f}"
+    gaps = [gap for stream in streams for gap in stream.gaps_s[2:-1]]  # Without those before the pieces and before the end.
+    note = f"{STREAMS} streams of the toy at once, {1 / STREAM_INTERVAL_S:g} pieces of text a second each; {cpu_note}"
     report.add(
         Figure("streams_dropped", dropped, "of 200", "<= 0", note),
         Figure(

@@ -34,21 +34,25 @@ BEHIND = {"thinker": ("text", "audio"), "talker": ("audio",), "code2wav": ("audi
 
 @dataclass(frozen=True, slots=True)
 class LossCase:
-    """A loss: the signal `number` goes to the replica of `kind` that has the session, when `chunks` chunks of `port` have come."""
+    """A loss: `stop_signal` goes to the replica of `kind` that has the session, when `chunks` chunks of `port` have come."""
 
     kind: str
-    number: signal.Signals
+    stop_signal: signal.Signals
     port: str
     chunks: int
 
 
 @dataclass(slots=True)
 class MeasuredLoss:
-    """Seconds from a signal to `victim` until: closed_s: the kernel closed the connections of its process; infinite if it is frozen.
+    """A loss of the replica `victim` by a signal, with its times in seconds.
+
+    From the signal until an event: closed_s: the kernel closed the connections of the process; infinite if the process is frozen.
     noticed_s: the caller's link saw the loss. reopened_s: the next replica was open and had all that it needs. resumed_s: the client read
-    the first chunk made after that. Seconds of: delay_s: how much later than in the undisturbed answer this chunk came. gap_s: silence of a
-    player that starts with half a second of sound. held_s: sound that the player had not played yet at the signal. sound_s: from the signal
-    to the first sound made after the loss; if it exceeds held_s, a listener hears a gap."""
+    the first chunk made after that. sound_s: the first sound came that was made after the loss; if it exceeds held_s, a listener hears a
+    gap.
+
+    Durations: delay_s: by how much that first chunk came later than in the undisturbed answer. gap_s: silence of a player that starts with
+    half a second of sound. held_s: sound that the player had not played yet at the signal."""
 
     case: LossCase
     victim: str
@@ -161,8 +165,8 @@ async def lose(
     if signalling is None:
         raise NothingLost(f"only {hearing.chunks(case.port)} chunks of {case.port} came")
     victim, at, closed_s = await signalling
-    if case.number in FREEZES:
-        fleet.signal(victim, FREEZES[case.number])
+    if case.stop_signal in FREEZES:
+        fleet.signal(victim, FREEZES[case.stop_signal])
     resumed_at, chunk = hearing.resumed(case.kind)
     undisturbed_s = undisturbed.arrival(chunk.port, item=chunk.first) - undisturbed.events[0][0]
     delay_s = resumed_at - hearing.events[0][0] - undisturbed_s
@@ -188,18 +192,18 @@ async def _signal(fleet: Fleet, case: LossCase) -> tuple[str, float, float]:
         victim = await holder(fleet, case.kind)
     except AssertionError as error:
         raise NothingLost(str(error)) from None
-    return victim, *await strike(fleet, victim, case.number)
+    return victim, *await strike(fleet, victim, case.stop_signal)
 
 
-async def strike(fleet: Fleet, victim: str, number: signal.Signals) -> tuple[float, float]:
-    """Send a signal to a replica; returns the signal's moment (time.monotonic()) and the seconds until the connections closed, inf if it
-    froze."""
+async def strike(fleet: Fleet, victim: str, stop_signal: signal.Signals) -> tuple[float, float]:
+    """Send a signal to a replica; returns the moment of the signal (time.monotonic()) and the seconds until the connections of the replica
+    closed, inf if the signal freezes it."""
     host, _, port = fleet.address(victim).rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
         at = time.monotonic()
-        fleet.signal(victim, number)
-        if number in FREEZES:
+        fleet.signal(victim, stop_signal)
+        if stop_signal in FREEZES:
             return at, math.inf
         with suppress(ConnectionError):
             while await reader.read(4096):

@@ -118,7 +118,8 @@ async def throughput(family: MeasuredFamily, model: MediaThinker, reference: Any
         together_s, tokens = await ours(model, prompt_ids, [ITEMS] * AT_ONCE)
         one_by_one = [theirs(reference, [prompt], ITEMS) for prompt in prompt_ids]
         ratios.append(sum(taken_s for taken_s, _ in one_by_one) / together_s)
-        matches += [mine == answer for mine, (_, (answer,)) in zip(tokens, one_by_one, strict=True)]
+        # Each of their answers is a batch of one.
+        matches += [our_tokens == their_tokens for our_tokens, (_, (their_tokens,)) in zip(tokens, one_by_one, strict=True)]
     note = (
         f"{AT_ONCE} at once over Transformers one by one, prompts of 8 to 128 tokens, {ITEMS} more each; {family.size}, {_how(model)}; "
         f"median of {ROUNDS}; the same tokens in {sum(matches)} of {len(matches)} answers"

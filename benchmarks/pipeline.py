@@ -76,24 +76,24 @@ class SoundPath(ABC):
         """Seconds from a question to the first sound, if each call begins when the one before it ends."""
         text = thinker_params(seed, CHARACTERS).messages[0].parts[0].text
         request = TextRequest((Turn("user", (text,)),), seed=seed, max_tokens=TOKENS, ignore_eos=True)
-        thought = SequenceRequest(Prompt.of_tokens((await self.thinker.prepare(request)).prompt_ids), seed, TOKENS, taps_from=0)
-        speaker = await self.talker.prepare(SpeechRequest(seed, max_frames=self.frames))
+        text_sequence = SequenceRequest(Prompt.of_tokens((await self.thinker.prepare(request)).prompt_ids), seed, TOKENS, taps_from=0)
+        speech_request = await self.talker.prepare(SpeechRequest(seed, max_frames=self.frames))
         width = {port.name: port.width for port in self.talker.info.accepts}
-        speech = self.talker.sequence(speaker, np.zeros((width[PLACES], len(thought.prompt)), np.int64))
-        rows = torch.randn(len(speech.prompt), width[PROMPT]).to(self.talker.engine.spec.dtype)
+        speech_sequence = self.talker.sequence(speech_request, np.zeros((width[PLACES], len(text_sequence.prompt)), np.int64))
+        rows = torch.randn(len(speech_sequence.prompt), width[PROMPT]).to(self.talker.engine.spec.dtype)
         with torch.inference_mode():
-            thoughts = steps_s(self.thinker.engine, thought, steps=self.frames - 1 + self.late)
-            frames = steps_s(self.talker.engine, speech, steps=self.frames - 1, vectors=rows)
-        return self._frames_s(thoughts, frames) + await self.window_s(seed)
+            thinker_s = steps_s(self.thinker.engine, text_sequence, steps=self.frames - 1 + self.late)
+            talker_s = steps_s(self.talker.engine, speech_sequence, steps=self.frames - 1, vectors=rows)
+        return self._frames_s(thinker_s, talker_s) + await self.window_s(seed)
 
-    def _frames_s(self, thinker: Sequence[float], talker: Sequence[float]) -> float:
+    def _frames_s(self, thinker_s: Sequence[float], talker_s: Sequence[float]) -> float:
         """Seconds until the last frame is made, if both compute at the same time: the first frame needs the row of the Thinker's first
-        token, and each frame after it the row of the next token. thinker, talker: seconds of the prompt, then of each step."""
-        rows = list(accumulate(thinker))[self.late :]
-        done = rows[0] + talker[0]
-        for row, step in zip(rows[1:], talker[1:], strict=True):
-            done = max(row, done) + step
-        return done
+        token, and each frame after it the row of the next token. thinker_s, talker_s: seconds of the prompt, then of each step."""
+        row_ends = list(accumulate(thinker_s))[self.late :]
+        frame_end = row_ends[0] + talker_s[0]
+        for row_end, step_s in zip(row_ends[1:], talker_s[1:], strict=True):
+            frame_end = max(row_end, frame_end) + step_s
+        return frame_end
 
     async def close(self) -> None:
         await asyncio.gather(self.thinker.close(), self.talker.close(), self.code2wav.close())
@@ -252,8 +252,9 @@ class SpeechTimes:
             elapsed_s = time.perf_counter() - self._begun
             if not self.samples:
                 self.first_s, self.waited_s = elapsed_s, chunk.audio.prebuffer_ms / 1000
-            due = self.first_s + self.waited_s + self.late_s + self.samples / chunk.audio.sample_rate_hz
-            self.late_s += max(elapsed_s - due, 0.0)
+            # The player has played all earlier samples at this moment.
+            due_s = self.first_s + self.waited_s + self.late_s + self.samples / chunk.audio.sample_rate_hz
+            self.late_s += max(elapsed_s - due_s, 0.0)
             self.samples += chunk.count
 
     def end(self, samples: int) -> None:

@@ -115,21 +115,17 @@ def measure(report: Report) -> None:
     bytes of the weights counted; with many rows the result can be above it."""
     torch.set_num_threads(1)
     mixed, dense = new_engine(decoder(experts(SIZES))), new_engine(decoder(None))
-    one = 3 * SIZES.size * CONFIG.hidden_size * torch.float32.itemsize
+    expert_bytes = 3 * SIZES.size * CONFIG.hidden_size * torch.float32.itemsize  # Three matrices.
     with torch.inference_mode():
         for requests in REQUESTS:
-            sparse_steps, dense_steps, ratios, durations = (
-                MeasuredSteps.of(mixed, requests),
-                MeasuredSteps.of(dense, requests),
-                list[float](),
-                list[float](),
-            )
+            sparse_steps, dense_steps = MeasuredSteps.of(mixed, requests), MeasuredSteps.of(dense, requests)
+            ratios, durations = list[float](), list[float]()
             used = in_use(sparse_steps)
             dense_steps.seconds()
             for _ in range(ROUNDS):
                 durations.append(sparse_steps.seconds())
                 ratios.append(dense_steps.seconds() / durations[-1])
-            bound = min((shared_bytes() + SIZES.chosen * one) / (shared_bytes() + used * one), 1.0)
+            bound = min((shared_bytes() + SIZES.chosen * expert_bytes) / (shared_bytes() + used * expert_bytes), 1.0)
             setup = f"{median(durations) * 1000:.0f} ms of processor; float32, one thread; median of {ROUNDS}"
             note = f"a step without experts over one with; {used} of {SIZES.experts} in use: {bound:.3f} by bytes; {setup}"
             if requests == 1:

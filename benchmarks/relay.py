@@ -76,7 +76,7 @@ async def _idle(stub: omni_pb2_grpc.OmniServiceAsyncStub) -> list[Figure]:
     await ask(stub, IDLE_TOKENS, latencies)
     note = f"one session, {IDLE_TOKENS} tokens at {1 / INTERVAL_S:.0f} a second"
     # A token is two audio messages.
-    bare = await floor(2 * IDLE_TOKENS, 2, INTERVAL_S)
+    bare = await floor(2 * IDLE_TOKENS, burst=2, interval_s=INTERVAL_S)
     over_bare = median(latencies.code2wav) / bare.latency_s
     return [
         Figure("code2wav_emit_to_client_p50", 1e3 * median(latencies.code2wav), "ms", "<= 1.5", note),
@@ -104,7 +104,7 @@ async def relaying(report: Report) -> None:
                 cpu_s = dict(zip((child.name for child in stack.children), meter.spent(), strict=True))
         finally:
             await stack.stop()
-        bare = await floor(chunks, 1, interval_s)
+        bare = await floor(chunks, burst=1, interval_s=interval_s)
         cost = median([1e6 * cpu_s[process] / chunks for process in ("thinker", "talker", "router")])
         note = ", ".join(f"{process} {1e6 * cpu_s[process] / chunks:.0f}" for process in ("thinker", "talker", "router"))
         note = f"one receive and one send; {chunks} audio chunks of 120 bytes; {note}"

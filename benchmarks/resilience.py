@@ -127,7 +127,7 @@ def _line(loss: MeasuredLoss) -> str:
     times = {"closed": loss.closed_s, "noticed": loss.noticed_s, "open": loss.reopened_s, "first chunk": loss.resumed_s}
     times |= {"later than undisturbed": loss.delay_s, "gap": loss.gap_s}
     listed = ", ".join(f"{name} {1e3 * seconds:.0f}" for name, seconds in times.items())
-    return f"{case.number.name} {loss.victim} after {case.chunks} of {case.port}, ms: {listed}"
+    return f"{case.stop_signal.name} {loss.victim} after {case.chunks} of {case.port}, ms: {listed}"
 
 
 def _kill_figures(model: MeasuredPipeline, losses: Sequence[MeasuredLoss]) -> list[Figure]:

@@ -200,8 +200,8 @@ def computed_s(engine: Engine, request: SequenceRequest, steps: int, vectors: to
 
 
 def steps_s(engine: Engine, request: SequenceRequest, steps: int, vectors: torch.Tensor | None = None) -> list[float]:
-    """Seconds to read a prompt, then the seconds of each of `steps` steps after it. vectors: of the prompt's rows, [rows, width], the last
-    of which serves for the row of each step too."""
+    """Seconds to read a prompt, then the seconds of each of `steps` steps after it. vectors: of the prompt's rows, [rows, width]; the last
+    vector serves for the row of each step too."""
     sequence = by_hand.begin(engine, request, len(request.prompt) + steps)
     if vectors is not None:
         sequence.give(Given(0, vectors))
