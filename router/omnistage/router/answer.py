@@ -373,4 +373,5 @@ def incoming_trace(metadata: Metadata) -> Metadata:
     if len(parents) != 1:
         return []
     states = [(key, value) for key, value in metadata if key == "tracestate"]
-    return parents + (states if sum(len(value) for _, value in states) <= MAX_TRACESTATE else [])
+    state_length = sum(len(value) for _, value in states)
+    return parents + states if state_length <= MAX_TRACESTATE else parents

@@ -85,16 +85,16 @@ def find_fits(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipelin
 
 
 def choose_pipeline(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, PipelineFile]) -> tuple[Fit, Collection[Fit]]:
-    """Choose the pipeline that answers: the named pipeline; else the first, which is the default, if it can answer or there is no other;
-    else the only pipeline that can answer. Returns its fit, and the fits of all pipelines.
+    """Choose the pipeline that answers: the named one. If the request names none, the first, which is the default, if it can answer or
+    there is no other; else the only one that can answer. Returns its fit, and the fits of all pipelines.
 
     A pipeline can answer if it takes every medium of the request, has a stage for each of the request's params, and gives all outputs that
     the request names. If no pipeline can answer a prompt and the request can only mean pipelines that draw, the prompt becomes a drawing. A
     question about a picture that no pipeline takes does not. Then `request` itself is changed, because a copy would hold all of its media a
     second time.
 
-    Raises UNKNOWN_MODEL; BAD_REQUEST for what cannot be drawn; BAD_REQUEST for the field `model`, with the candidates' names in the
-    metadata `candidates` if several pipelines can answer, and with what each pipeline lacks if none can."""
+    Raises UNKNOWN_MODEL. Raises BAD_REQUEST for what cannot be drawn. Raises BAD_REQUEST for the field `model` if no pipeline can answer,
+    with what each one lacks, or if several can, with their names in the metadata `candidates`."""
     fits = find_fits(request, pipelines)
     fit = _choose_fit(request, fits)
     if fit.pipeline.only_draws and _is_prompt(request):
