@@ -243,7 +243,7 @@ class _Parsed(APIRoute):
         handle = super().get_route_handler()
 
         async def parsed(request: Request) -> Response:
-            request._json = request.scope["state"]["json"]  # Where Starlette keeps a body that was parsed.
+            request._json = request.scope["state"]["json"]  # Starlette keeps a parsed body here.
             return await handle(request)
 
         return parsed

@@ -463,7 +463,7 @@ def capacity(placements: Collection[Placement]) -> int:
 
     At least 1: if no stage takes a session, the request must reach the stages, because their refusal says best why."""
     pipelines = [_sessions(placement) for placement in placements]
-    all_replicas: Sessions = {}  # Of all pipelines: a shared replica is there once.
+    all_replicas: Sessions = {}  # A shared replica is in it once.
     for pipeline in pipelines:
         for kind, replicas in pipeline.items():
             all_replicas.setdefault(kind, {}).update(replicas)

@@ -99,7 +99,7 @@ def _listens(pid: int, port: str) -> bool:
     try:
         port_text = f":{int(port):04X}"
         lines = [line.split() for table in ("tcp", "tcp6") for line in _lines(PROC / "self/net" / table)]
-        # Of a line: 1 is the local address, 3 the state, and 9 the inode of the socket.
+        # Word 1 of a line is the local address, 3 the state, and 9 the inode of the socket.
         sockets = {f"socket:[{line[9]}]" for line in lines if len(line) > 9 and line[1].endswith(port_text) and line[3] == LISTENS}
         return bool(sockets) and not sockets.isdisjoint(_descriptors(pid))
     except (OSError, ValueError):  # The process belongs to another user or has ended, or the port is invalid.

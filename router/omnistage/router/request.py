@@ -18,7 +18,7 @@ from omnistage.wire.limits import MAX_TEXT_CHARACTERS, TooLarge, decode
 from omnistage.wire.proto_values import KINDS
 
 MISSING = {"thinker": "does not answer", "talker": "does not speak", "code2wav": "makes no sound"}
-"""What a pipeline lacks if it has no stage of a kind, in words, by kind."""
+"""The lack of a pipeline that has no stage of a kind, in words, by kind."""
 
 NO_TALKER = "has no Talker"
 """Why a pipeline with a Thinker alone gives no sound. A pipeline that draws may give sound even so."""

@@ -151,7 +151,7 @@ class Resampler:
             raise BadRequest(
                 "resume.positions", f"the sound has {count} samples at {conversion.rate_hz} Hz: it cannot go on at sample {first}"
             )
-        silence = np.zeros((conversion.context + conversion.block, self._held.shape[1]), np.float32)  # What the last block's window lacks.
+        silence = np.zeros((conversion.context + conversion.block, self._held.shape[1]), np.float32)  # It fills the last block's window.
         self._held = np.concatenate([self._held, silence])
         end_block = -(-count // conversion.output_block)  # Rounded up.
         return self._take(end_block)[: count - first]
