@@ -96,24 +96,25 @@ def choose_pipeline(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, P
     Raises UNKNOWN_MODEL. Raises BAD_REQUEST for what cannot be drawn. Raises BAD_REQUEST for the field `model` if no pipeline can answer,
     with what each one lacks, or if several can, with their names in the metadata `candidates`."""
     fits = find_fits(request, pipelines)
-    fit = _choose_fit(request, fits)
-    if fit.pipeline.only_draws and _is_prompt(request):
-        _draw(request, fit.pipeline)
+    name = _choose_name(request, fits)
+    pipeline = fits[name].pipeline
+    if pipeline.only_draws and _is_prompt(request):
+        _draw(request, pipeline)
         fits = find_fits(request, pipelines)
-    return fits[fit.pipeline.name], fits.values()
+    return fits[name], fits.values()
 
 
-def _choose_fit(request: omni_pb2.GenerateRequest, fits: Mapping[str, Fit]) -> Fit:
-    """See `choose_pipeline`. fits: of all pipelines, by name."""
+def _choose_name(request: omni_pb2.GenerateRequest, fits: Mapping[str, Fit]) -> str:
+    """The name of the pipeline that answers; see `choose_pipeline`. fits: of all pipelines, by name."""
     if request.model:
         if request.model not in fits:
             text = f"no pipeline {request.model[:64]!r}; this router has {', '.join(fits)}"
             raise StageError("UNKNOWN_MODEL", text, metadata={"field": "model"})
-        return fits[request.model]
-    default = next(iter(fits.values()))
-    candidates = [fit for fit in fits.values() if fit.can_answer]
+        return request.model
+    default = next(iter(fits))
+    candidates = [name for name, fit in fits.items() if fit.can_answer]
     if not candidates and _only_drawing_is_meant(request, fits.values()):
-        candidates = [fit for fit in fits.values() if fit.pipeline.draws and not (fit.missing_media or fit.missing_outputs)]
+        candidates = [name for name, fit in fits.items() if fit.pipeline.draws and not (fit.missing_media or fit.missing_outputs)]
     # The candidates are in the order of the pipelines, so the default can only be the first of them.
     if len(fits) == 1 or default in candidates[:1]:
         return default
@@ -125,7 +126,7 @@ def _choose_fit(request: omni_pb2.GenerateRequest, fits: Mapping[str, Fit]) -> F
             text += f"; these {do_draw}: {', '.join(drawing_names)}" if drawing_names else f"; no pipeline of this router {does_draw}"
         raise StageError("BAD_REQUEST", f"no pipeline does this: {text}", metadata={"field": "model"})
     if len(candidates) > 1:
-        names = [fit.pipeline.name for fit in candidates[:MOST_NAMED]]
+        names = candidates[:MOST_NAMED]
         text = f"{', '.join(names)}: each of them could answer this; name one"
         raise StageError("BAD_REQUEST", text, metadata={"field": "model", "candidates": ",".join(names)})
     return candidates[0]
