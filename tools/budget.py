@@ -168,13 +168,8 @@ def measure(sources: Iterable[SourceFile]) -> dict[str, PackageSize]:
 
 def read_sources(root: Path = ROOT) -> list[SourceFile]:
     """The Python files that git knows or would add, without generated ones."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "*.py"],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "*.py"]
+    listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
     paths = [path for path in listed.stdout.split("\0") if path and not path.startswith(GENERATED) and (root / path).is_file()]
     return [SourceFile(path, (root / path).read_text(encoding="utf-8")) for path in sorted(paths)]
 

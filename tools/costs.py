@@ -93,9 +93,9 @@ def _row(cost: Cost) -> dict[str, object]:
 
 
 def renew(table: Mapping[str, Cost], last: Mapping[str, Cost]) -> Costs:
-    """The table `table`, with the last run's measurements instead of older ones, and without files that no longer exist. The row of a file
-    is that of its short form, if it has one, and of all its tests, if they were ever measured. last: of a whole run."""
-    if last.get(RUN, Cost()).form == "short":  # A file that ran nothing in it has only long tests by now.
+    """The table with the measurements of the last run instead of older ones, without files that no longer exist. A new row replaces an
+    older one only if it says as much about a short run, see `_rank`. table: the older table. last: the table of a whole run."""
+    if last.get(RUN, Cost()).form == "short":  # A file without a row in the table of a short run has only long tests by now.
         table = {file: cost if file in last else replace(cost, form="long") for file, cost in table.items()}
     newer = {file: cost for file, cost in last.items() if _rank(cost) >= _rank(table.get(file, cost))}
     return {file: cost for file, cost in {**table, **newer}.items() if file == RUN or (ROOT / file).is_file()}
@@ -113,7 +113,7 @@ def short_cpu_s(costs: Mapping[str, Cost]) -> float:
 
 def table_text(costs: Mapping[str, Cost]) -> str:
     """The table for people: a line for each file, dearest first, and then the sums of each folder and of all, by form."""
-    folders: dict[tuple[str, str], Cost] = {}
+    folders: dict[tuple[str, str], Cost] = {}  # By name and form.
     for file, cost in costs.items():
         form = "short" if cost.form == PART else cost.form
         for name in ("all", file.rpartition("/")[0] or file):

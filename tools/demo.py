@@ -89,11 +89,9 @@ def tell(served: Served) -> None:
     end = f"{os.path.relpath(OMNISTAGE)} stop {served.address}"
     if page := open_page(served):
         print(f"\nGo on in a browser: {page}   (any key is taken)")
-    idle = (
-        f"ends when nobody has asked it for {served.idle_limit_s / 60:g} minutes, or by"
-        if served.idle_limit_s
-        else "stays until you end it"
-    )
+    idle = "stays until you end it"
+    if served.idle_limit_s:
+        idle = f"ends when nobody has asked it for {served.idle_limit_s / 60:g} minutes, or by"
     print(f"The stack {idle}: {end}", flush=True)
 
 

@@ -237,17 +237,10 @@ class Example:
         """Start the example. address: HOST:PORT of the router. words: further arguments after the question."""
         # Without these, some languages would send calls to this machine through a proxy that the environment names.
         environment = {**os.environ, "PROTOS": str(PROTOS), "no_proxy": "127.0.0.1,localhost", "NO_PROXY": "127.0.0.1,localhost"}
-        # If a shell runs this in the background, the example inherits that Ctrl-C is ignored; `env` undoes that.
+        # A shell that runs this in the background lets the example ignore Ctrl-C; `env` undoes that.
         command = ["env", "--default-signal=INT", *self.command, address, QUESTION, *words]
-        return subprocess.Popen(
-            command,
-            cwd=self.folder,
-            env=environment,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, cwd=self.folder, env=environment, text=True, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
 
     def run(self, address: str, *words: str) -> tuple[int, str, str]:
         """Run the example to its end. Returns exit status, standard output, standard error."""
@@ -286,8 +279,9 @@ def check_unknown(example: Example, address: str) -> None:
 
 
 def check_full_and_cancelled(example: Example, address: str) -> str:
-    """At a router with one place and slow stages: while one example answers, expect that a second example gets the delay until it may ask
-    again, and that Ctrl-C cancels the first. Returns the delay in seconds as it was shown. Raises Mismatch."""
+    """While one example answers, run a second one: expect that it is refused with a delay until it may ask again. Then expect that Ctrl-C
+    cancels the first one. address: of a router with one place and slow stages. Returns the delay in seconds as it was shown. Raises
+    Mismatch."""
     with _answering(example, address) as first:
         status, _, err = example.run(address)
         _is(status, 1, "exit status when the house is full")

@@ -111,7 +111,9 @@ def lock(root: Path, *, upgrade: bool) -> None:
     core = set(closures["core"])
     for group, closure in closures.items():
         # A list leaves out what is installed anyway: the core for every extra, and `models` for CUDA's libraries. No list has torch.
-        already_installed = set() if group in ("core", "build") else core | (set(closures["models"]) if group == CUDA_LIST else set())
+        already_installed = set[str]() if group in ("core", "build") else core
+        if group == CUDA_LIST:
+            already_installed = core | set(closures["models"])
         names = sorted(closure.keys() - {"torch"} - already_installed)
         text = "".join(entry(packages[name], needs[name], hashes[packages[name].name]) for name in names)
         (folder / f"{group}.txt").write_text(heading(group) + text, encoding="utf-8")
@@ -139,20 +141,20 @@ def pin_apart(root: Path, core: Iterable[str]) -> dict[str, str]:
             for requirement in map(Requirement, roots):
                 pythons.setdefault((requirement.name, oldest(finder, requirement, python)), set()).add(python)
         lines = []
-        for (name, version), needing in sorted(pythons.items()):
-            hashes = find_hashes({name: (version, needing)})[name]
-            lines.append(entry(LockedPackage(name, version, ()), needing, hashes))
+        for (name, version), pythons_of in sorted(pythons.items()):
+            hashes = find_hashes({name: (version, pythons_of)})[name]
+            lines.append(entry(LockedPackage(name, version, ()), pythons_of, hashes))
         lists[group] = "".join(lines)
     return lists
 
 
 def oldest(finder: PackageFinder, requirement: Requirement, python: str) -> str:
     """The oldest version that fits a requirement, has a wheel for this Python and was not yanked. Raises LockError if there is none."""
-    links = {one.version: one.link for one in finder.find_all_candidates(requirement.name) if one.link.is_wheel and not one.link.is_yanked}
-    versions = sorted(version for version in links if requirement.specifier.contains(str(version)))
+    candidates = (one for one in finder.find_all_candidates(requirement.name) if one.link.is_wheel and not one.link.is_yanked)
+    versions = [one.version for one in candidates if requirement.specifier.contains(str(one.version))]
     if not versions:
         raise LockError(f"no version of {requirement} has a wheel for Python {python} on Linux x86-64.")
-    return str(versions[0])
+    return str(min(versions))
 
 
 def resolve(roots: Iterable[str], constraints: Path | None) -> dict[str, LockedPackage]:
@@ -235,7 +237,7 @@ def find_unmet(roots: Iterable[str], packages: Mapping[str, LockedPackage], pyth
     for requirement in _walk(roots, packages, python):
         package = packages.get(canonicalize_name(requirement.name))
         if package is None or not requirement.specifier.contains(package.version, prereleases=True):
-            requirement.marker = None
+            requirement.marker = None  # It is asked for on any Python.
             unmet.append(str(requirement))
     return unmet
 

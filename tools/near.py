@@ -67,14 +67,16 @@ def area_of(file: str, tests: Collection[str]) -> str:
 
 
 def _is_within(parts: Sequence[str], path: Sequence[str]) -> bool:
+    """Whether a path has these parts in this order."""
     rest = iter(path)
-    return bool(parts) and all(part in rest for part in parts)
+    return bool(parts) and all(part in rest for part in parts)  # `in` goes on where the search for the part before ended.
 
 
 def importers(root: Path, file: str, tests: Collection[str]) -> set[str]:
     """The files of tests that import a module, or a helper, by its name."""
     words = file.removesuffix(".py").removesuffix("/__init__").split("/")
-    folder, name = ".".join(words[words.index("omnistage") if "omnistage" in words else -2 : -1]), words[-1]
+    first = words.index("omnistage") if "omnistage" in words else -2  # A helper is imported from its folder alone.
+    folder, name = ".".join(words[first:-1]), words[-1]
     pattern = re.compile(rf"\b{re.escape(folder)}\.{name}\b|from {re.escape(folder)} import (?:\([^)]*|[^\n]*)\b{name}\b")
     return {test for test in tests if pattern.search((root / test).read_text(encoding="utf-8"))}
 
@@ -82,23 +84,26 @@ def importers(root: Path, file: str, tests: Collection[str]) -> set[str]:
 def choose(root: Path, changed: Collection[str], tests: Collection[str], costs: Mapping[str, Cost]) -> tuple[list[str], list[str]]:
     """The files of tests that run, and those near the change for which the budget has no room; files with only long tests are in neither.
     changed: paths of files. tests: paths of all files of tests. costs: by path."""
-    steps = {test: 0 for test in changed if test in tests}
-    for file in sorted({*changed} - steps.keys()):
+    # 0: a file that changed. 1: it imports a changed module. 2: it is of the same area.
+    distances = {test: 0 for test in changed if test in tests}
+    for file in sorted({*changed} - distances.keys()):
         for test in importers(root, file, tests) if file.endswith(".py") else ():
-            steps.setdefault(test, 1)
+            distances.setdefault(test, 1)
         area = area_of(file, tests)
         for test in tests:
             if test.startswith(f"{area}/"):
-                steps.setdefault(test, 2)
+                distances.setdefault(test, 2)
     chosen, left_out, total = list[str](), list[str](), Cost()
-    for test in sorted(steps, key=lambda test: (steps[test], costs.get(test, UNKNOWN).wall_s, test)):
+    for test in sorted(distances, key=lambda test: (distances[test], costs.get(test, UNKNOWN).wall_s, test)):
         cost = costs.get(test, UNKNOWN)
         fits = max((total.cpu_s + cost.cpu_s) / CORES, (total.wall_s + cost.wall_s) / WORKERS) <= BUDGET_S
         if cost.form == "long":
             continue
-        if fits or steps[test] == 0:
+        if fits or distances[test] == 0:
+            chosen.append(test)
             total.add(cost)
-        (chosen if fits or steps[test] == 0 else left_out).append(test)
+        else:
+            left_out.append(test)
     return chosen, left_out
 
 

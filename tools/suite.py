@@ -124,7 +124,7 @@ def files_to_move(costs: Mapping[str, Cost], files: Iterable[str]) -> list[str]:
     light.sort(key=lambda file: (WITHOUT_TORCH.index(_folder(file)), wall_s[file]))
     share_s = sum(wall_s.values()) / (WORKERS + 1)
     light_s, moved = sum(wall_s[file] for file in light), []
-    while light and light_s - wall_s[light[-1]] / 2 > share_s:
+    while light and light_s - wall_s[light[-1]] / 2 > share_s:  # A file moves if that brings the sum nearer to the share.
         moved.append(light.pop())
         light_s -= wall_s[moved[-1]]
     return sorted(moved)
@@ -179,8 +179,7 @@ class Suite:
         result.add(self._read_outcomes(first, statuses[first]))
         with self._start(SERIAL, words) as process:
             result.add(self._read_outcomes(SERIAL, self._wait({SERIAL: process})[SERIAL]))
-        rest_s = _used_s() - begin_s - sum(cost.cpu_s for cost in result.costs.values())
-        result.costs[RUN] = Cost(rest_s)
+        result.costs[RUN] = Cost(_used_s() - begin_s - sum(cost.cpu_s for cost in result.costs.values()))
         for cost in result.costs.values():
             cost.form = cost.form if cost.form == PART else self._form
         return result

@@ -163,16 +163,17 @@ def train(vae_folder: Path, out: Path, minutes: float, size: int, rate: float, s
     scenes, latents, weights = draw_encoded(vae, rng, SCENES)
     print(f"{len(scenes)} scenes, latents mean {latents.mean():.3f} std {latents.std():.3f}", flush=True)
     optimizer = torch.optim.AdamW(painter.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
-    began, step, last, saved, losses = time.process_time(), 0, 0.0, 0.0, []
+    begin_s, step, printed_s, saved_s, losses = time.process_time(), 0, 0.0, 0.0, []
     for numbers in batches(rng, len(scenes), size):
-        done = (time.process_time() - began) / 60 / minutes
-        if done >= 1:
+        done_share = (time.process_time() - begin_s) / 60 / minutes
+        if done_share >= 1:
             break
         for group in optimizer.param_groups:
-            group["lr"] = rate * min(1, (step + 1) / 200) * 0.5 * (1 + math.cos(math.pi * done))
+            # The rate rises for 200 steps, and falls along a cosine.
+            group["lr"] = rate * min(1, (step + 1) / 200) * 0.5 * (1 + math.cos(math.pi * done_share))
         captions = ["" if rng.random() < NULL else caption(rng, scenes[number]) for number in numbers]
         clean, weight = latents[numbers], weights[numbers]
-        level = torch.sigmoid(torch.randn(len(numbers)))
+        level = torch.sigmoid(torch.randn(len(numbers)))  # The noise levels of the pictures: three in ten are uniform, all are shifted.
         level = torch.where(torch.rand(len(numbers)) < 0.3, torch.rand(len(numbers)), level)
         level = SHIFT * level / (1 + (SHIFT - 1) * level)
         noise = torch.randn_like(clean)
@@ -188,12 +189,12 @@ def train(vae_folder: Path, out: Path, minutes: float, size: int, rate: float, s
         with torch.no_grad():
             torch._foreach_lerp_(list(average.parameters()), list(painter.parameters()), 1 - min(EMA, step / (step + 10)))
         losses.append(loss.item())
-        if time.process_time() - last > 60:
-            last = time.process_time()
-            print(f"{step} {100 * done:.0f}% loss {sum(losses) / len(losses):.4f}", flush=True)
+        if time.process_time() - printed_s > 60:
+            printed_s = time.process_time()
+            print(f"{step} {100 * done_share:.0f}% loss {sum(losses) / len(losses):.4f}", flush=True)
             losses.clear()
-        if time.process_time() - saved > 600:
-            saved = time.process_time()
+        if time.process_time() - saved_s > 600:
+            saved_s = time.process_time()
             save(vae, average, out.with_name(out.name + "-part"))
     save(vae, average, out)
     (out / "training.json").write_text(json.dumps({"steps": step, "batch": size, "cpu_minutes": minutes, "seed": seed}, indent=1) + "\n")

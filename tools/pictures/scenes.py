@@ -238,7 +238,7 @@ def _pair(rng: random.Random, scene: Scene, things: list[str]) -> str:
     }
     relation = relations.get((one.place, other.place))
     if relation is not None and rng.random() < 0.5:
-        names = [f"{thing.rsplit(f' {kind} ', 1)[0]} {kind}" for thing, kind in _kinds(things)]
+        names = [f"{thing.rsplit(f' {kind} ', 1)[0]} {kind}" for thing, kind in _kinds(things)]  # Without their places.
         return f"{names[0]} {rng.choice(relation)} {names[1]}"
     return f"{things[0]} and {things[1]}"
 
@@ -267,19 +267,13 @@ def outline(thing: Thing) -> list[tuple[float, float]] | None:
     if thing.kind == "triangle":
         return [(x, y - r), (x + r, y + 0.85 * r), (x - r, y + 0.85 * r)]
     if thing.kind == "star":
-        angles = [math.pi * (k / 5 - 0.5) for k in range(10)]
-        return [
-            (x + (r if k % 2 == 0 else 0.42 * r) * math.cos(a), y + (r if k % 2 == 0 else 0.42 * r) * math.sin(a))
-            for k, a in enumerate(angles)
-        ]
+        corners = [(r if k % 2 == 0 else 0.42 * r, math.pi * (k / 5 - 0.5)) for k in range(10)]  # Outer and inner ones, from the top.
+        return [(x + distance * math.cos(angle), y + distance * math.sin(angle)) for distance, angle in corners]
     if thing.kind == "heart":
-        points = []
-        for k in range(40):
-            t = 2 * math.pi * k / 40
-            points.append(
-                (x + r * math.sin(t) ** 3, y - r * (13 * math.cos(t) - 5 * math.cos(2 * t) - 2 * math.cos(3 * t) - math.cos(4 * t)) / 16)
-            )
-        return points
+        return [
+            (x + r * math.sin(t) ** 3, y - r * (13 * math.cos(t) - 5 * math.cos(2 * t) - 2 * math.cos(3 * t) - math.cos(4 * t)) / 16)
+            for t in (2 * math.pi * k / 40 for k in range(40))
+        ]
     return None
 
 

@@ -79,8 +79,8 @@ def train(out: Path, minutes: float, size: int, rate: float, seed: int) -> None:
         vae.encoder.conv_out.weight[CHANNELS:] = 0
         vae.encoder.conv_out.bias[CHANNELS:] = -14
     optimizer = torch.optim.AdamW(vae.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.0)
-    began, step, last = time.process_time(), 0, 0.0
-    while (done := (time.process_time() - began) / 60 / minutes) < 1:
+    begin_s, step, printed_s = time.process_time(), 0, 0.0
+    while (done := (time.process_time() - begin_s) / 60 / minutes) < 1:
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1, (step + 1) / 100) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
         pictures, weights = batch(rng, size) if done > WHOLE_FROM else batch(rng, 2 * size, CROP)
@@ -89,7 +89,7 @@ def train(out: Path, minutes: float, size: int, rate: float, seed: int) -> None:
             codes = vae.encoder(pictures).float()[:, :CHANNELS]
             reconstructions = vae.decoder(codes + NOISE * torch.randn_like(codes)).float()
         wrong = reconstructions - pictures
-        spread = codes.transpose(0, 1).flatten(1)
+        spread = codes.transpose(0, 1).flatten(1)  # [channels, latents]: each channel should have mean 0 and deviation 1.
         loss = (weights * (wrong.square() + 0.2 * wrong.abs())).mean()
         loss = loss + 0.02 * (spread.mean(1).square() + (spread.std(1) - 1).square()).mean() + 1e-3 * codes.square().mean()
         optimizer.zero_grad()
@@ -97,9 +97,12 @@ def train(out: Path, minutes: float, size: int, rate: float, seed: int) -> None:
         torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
         optimizer.step()
         step += 1
-        if time.process_time() - last > 30:
-            last = time.process_time()
-            print(f"{step} {100 * done:.0f}% loss {loss.item():.4f} psnr {psnr(vae, rng):.2f} spread {spread.std().item():.2f}", flush=True)
+        if time.process_time() - printed_s > 30:
+            printed_s = time.process_time()
+            print(
+                f"{step} {100 * done:.0f}% loss {loss.item():.4f} psnr {psnr(vae, rng):.2f} spread {spread.std().item():.2f}",
+                flush=True,
+            )
     # The shift and the scale that the pipelines apply, one number of each for all channels.
     codes = torch.cat([encode(vae, batch(rng, 64)[0]) for _ in range(8)])
     vae.register_to_config(shift_factor=round(codes.mean().item(), 4), scaling_factor=round(1 / codes.std().item(), 4))
@@ -122,7 +125,7 @@ def psnr(vae: AutoencoderKL, rng: random.Random, count: int = 32, held_out: bool
     scenes = [draw_scene(rng, held_out) for _ in range(count)]
     pictures = torch.from_numpy(np.stack([picture(scene) for scene in scenes])).permute(0, 3, 1, 2).float() / 127.5 - 1
     decoded = vae.decode(encode(vae, pictures)).sample.clamp(-1, 1)
-    wrong = (decoded - pictures).square().flatten(1).mean(1) / 4
+    wrong = (decoded - pictures).square().flatten(1).mean(1) / 4  # Over the square of the range of values, -1 to 1.
     return float((-10 * wrong.clamp(min=1e-8).log10()).mean())
 
 

@@ -60,7 +60,7 @@ def _option_lines(options: Mapping[str, Mapping[str, Any]], values: Mapping[str,
             if kind != "words":
                 for option in names.split():
                     yield from (f"{base} {option} {shlex.quote(value)}" for value in values[kind])
-                yield f"{base} {names.split()[0]}"
+                yield f"{base} {names.split()[0]}"  # Without its value.
                 yield f"{base} {names.split()[-1]}x 1"
         yield f"{base} --no-such-option"
 
@@ -90,10 +90,11 @@ def run_line(recording: Recording, line: str, folder: Path, home: Path, config: 
     words = shlex.split(line)
     variables: dict[str, str] = {}
     while words and "=" in words[0]:
-        name, _, variables[name] = words.pop(0).partition("=")
+        name, _, value = words.pop(0).partition("=")
+        variables[name] = value
     text = ""
     if "<<<" in words:
-        *words, _, text = words
+        *words, _, text = words  # The mark stands last but one.
     command, environment = [sys.executable, "-m", "omnistage.cli", *words], recording.variables(home) | variables
     stdin_data, pipe = text.encode().decode("unicode_escape").encode("latin-1"), subprocess.PIPE
     with subprocess.Popen(command, cwd=workplace, env=environment, start_new_session=True, stdin=pipe, stdout=pipe, stderr=pipe) as process:
@@ -105,7 +106,8 @@ def run_line(recording: Recording, line: str, folder: Path, home: Path, config: 
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
     if words[:1] == ["bench"] and process.returncode == 0:
-        out, err = (re.sub(rb" {2,}", b" ", re.sub(rb"\d[\d.]*(?:e-?\d+)?", b"0", output)) for output in (out, err))
+        zeroed = (re.sub(rb"\d[\d.]*(?:e-?\d+)?", b"0", output) for output in (out, err))
+        out, err = (re.sub(rb" {2,}", b" ", output) for output in zeroed)  # The width of columns depends on the figures.
     files = {str(path.relative_to(workplace)): _description(path) for path in sorted(workplace.rglob("*")) if path.is_file()}
     return {"exit": process.returncode, "stdout": shown(out), "stderr": shown(err), "files": files}
 

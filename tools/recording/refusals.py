@@ -79,22 +79,26 @@ def _variants(field: Any, message: Message, depth: int) -> Iterator[tuple[str, A
     if is_map:
         key, value = field.message_type.fields
         keys, values = VALUES[key.type], VALUES[value.type]
-        yield from ((f"={{{name}}}", {keys["x" if "x" in keys else "1"]: one}) for name, one in values.items())
-        yield from ((f"={{key {name}}}", {one: next(iter(values.values()))}) for name, one in keys.items())
-        yield "={3000}", {type(keys["70000"])(number): next(iter(values.values())) for number in range(3000)}
+        good_key, any_value = keys["x" if "x" in keys else "1"], next(iter(values.values()))
+        yield from ((f"={{{name}}}", {good_key: one}) for name, one in values.items())
+        yield from ((f"={{key {name}}}", {one: any_value}) for name, one in keys.items())
+        yield "={3000}", {type(keys["70000"])(number): any_value for number in range(3000)}
         return
     if field.message_type is None:
         values = VALUES[field.type]
-        inner = [*values.values()][1 % len(values)]
+        element = [*values.values()][1 % len(values)]  # The second value, if there are two.
     else:
-        old = getattr(message, field.name)
-        inner = next(iter(old), getattr(type(message)(), field.name).add()) if field.is_repeated else old
-        values = {"{}": type(inner)()} | (dict(changed(inner, depth - 1)) if depth and field.name not in SKIPPED else {})
-    if field.is_repeated:
-        yield "=[]", []
-        yield from ((f"=[{count}]", [inner] * count) for count in COUNTS)
+        content = getattr(message, field.name)
+        # Of a repeated field the first element, or a new one if it has none.
+        element = next(iter(content), getattr(type(message)(), field.name).add()) if field.is_repeated else content
+        values = {"{}": type(element)()} | (dict(changed(element, depth - 1)) if depth and field.name not in SKIPPED else {})
     sign = "=" if field.message_type is None else "."
-    yield from ((f"[0]{sign}{name}", [one]) if field.is_repeated else (f"{sign}{name}", one) for name, one in values.items())
+    if not field.is_repeated:
+        yield from ((f"{sign}{name}", one) for name, one in values.items())
+        return
+    yield "=[]", []
+    yield from ((f"=[{count}]", [element] * count) for count in COUNTS)
+    yield from ((f"[0]{sign}{name}", [one]) for name, one in values.items())
 
 
 def requests() -> Iterator[tuple[str, omni_pb2.GenerateRequest]]:
@@ -106,8 +110,8 @@ def requests() -> Iterator[tuple[str, omni_pb2.GenerateRequest]]:
 
 
 def opens(described: stage_pb2.DescribeResponse, kind: str) -> Iterator[tuple[str, stage_pb2.Open]]:
-    """Every Open of a stage, by case; params of other kinds than its own are one case each. Each has a session of its own, because the end
-    of the session before may still be on its way."""
+    """Every Open of a stage, by case. Params of another kind than the stage's are one case for each kind. Each Open has a session of its
+    own, because the end of the session before may still be on its way."""
     params = stage_pb2.StageParams(**{kind: PARAMS.get(kind, {})})
     credits = [stage_pb2.Credit(port=port.name, total=1 << 20) for port in described.produces]
     base = stage_pb2.Open(session_id="recording", model=described.model, seed=7, params=params, credits=credits)

@@ -141,7 +141,8 @@ def _form_asks(
         for name, filename, content in parts:
             source = recording.files / content
             data = source.read_bytes() if content and source.is_file() else content.encode()
-            head = f'--edge\r\nContent-Disposition: form-data; name="{name.replace("FILE", file)}"{filename and f"; filename={filename}"}'
+            file_text = f"; filename={filename}" if filename else ""
+            head = f'--edge\r\nContent-Disposition: form-data; name="{name.replace("FILE", file)}"{file_text}'
             body += head.encode() + b"\r\n\r\n" + data + b"\r\n"
         yield f"{path}: form {case}", Ask("POST", path, body + b"--edge--\r\n", {"Content-Type": FORM})
         if case == "good":
@@ -178,7 +179,7 @@ def joined_events(text: str) -> dict[str, Any]:
     pieces: dict[str, list[Any]] = {}
     events: list[Any] = []
     for block in text.split("\n\n"):
-        fields = dict(line.partition(": ")[::2] for line in block.split("\n") if line)
+        fields = dict(line.partition(": ")[::2] for line in block.split("\n") if line)  # Name and value, without the colon.
         data = fields.get("data", "")
         event = {**fields, "data": _without_pieces(json.loads(data), "", pieces) if data.startswith("{") else data}
         if event not in events and not _is_piece_alone(event["data"]):
