@@ -10,24 +10,27 @@ from past steps. A step with long runs may take at most SLOWER times as long as 
 half of their pace; or it may take BESIDE_S, if that is longer.
 
 * Places. A step has a limited number of sequences. A sequence is idle if its next row has not come or nobody reads its output; then it
-keeps its pages and has no place. If more sequences have rows than there are places, clients take turns, and among the sequences of one
-client the sequences that ran longest ago are next. * Admission. A request is admitted when there is a place, and pages for all its known
-rows. Clients take turns: the client with the fewest sequences in places is next, and among its requests the oldest. A client with at least
-two sequences more in places than the client of the request gives up the place and pages of its youngest sequence. A sequence that has been
-idle for IDLE_S gives up its pages too. No sequence gives up anything for a request that would not fit even then. A request that does not
-fit may be passed by later requests MAX_PASSED times; from then on it is overdue, and only overdue requests are admitted. * A prompt whose
-vectors come later is admitted when some of them are there, with room for all of it, and starves like any other sequence while the next
-vectors have not come. As it goes on, it takes pages of equal content out of the prefix cache. * Duration. A request that fits begins with
-the next step, unless a request is overdue, or MAX_TRIED requests that do not fit are looked at before it. While a request is overdue, the
-number of rows that running and other overdue sequences have left only falls, by at least one row in a step, and idle sequences give up
-their pages after IDLE_S. So the overdue request begins within as many steps as the others have rows left. A small request waits no longer
-than that for a prompt that takes half the cache, whichever of the two came first. * A sequence takes pages as it fills them. If no page is
-left, a sequence takes the pages of an idle sequence, otherwise of the youngest sequence, if that is younger than itself. A sequence that
-lost its pages waits again, in its old place in the queue, and computes its rows again. The oldest sequence loses pages only while it is
-idle, so it always goes on, and therefore every sequence does. * Long runs. Clients take turns run by run. Among the sequences of one
-client, the sequence with the fewest rows left goes first, unless another sequence got nothing in MAX_WAITED steps in which a later sequence
-got a run. So m such sequences get a run each within MAX_WAITED + m turns that their client gives to later sequences. Waiting for earlier
-sequences does not count, so prompts that come together are read one after the other."""
+  keeps its pages and has no place. If more sequences have rows than there are places, clients take turns, and among the sequences of one
+  client the sequences that ran longest ago are next.
+* Admission. A request is admitted when there is a place, and pages for all its known rows. Clients take turns: the client with the
+  fewest sequences in places is next, and among its requests the oldest. A client with at least two sequences more in places than the
+  client of the request gives up the place and pages of its youngest sequence. A sequence that has been idle for IDLE_S gives up its
+  pages too. No sequence gives up anything for a request that would not fit even then. A request that does not fit may be passed by later
+  requests MAX_PASSED times; from then on it is overdue, and only overdue requests are admitted.
+* A prompt whose vectors come later is admitted when some of them are there, with room for all of it, and starves like any other sequence
+  while the next vectors have not come. As it goes on, it takes pages of equal content out of the prefix cache.
+* Duration. A request that fits begins with the next step, unless a request is overdue, or MAX_TRIED requests that do not fit are looked
+  at before it. While a request is overdue, the number of rows that running and other overdue sequences have left only falls, by at least
+  one row in a step, and idle sequences give up their pages after IDLE_S. So the overdue request begins within as many steps as the
+  others have rows left. A small request waits no longer than that for a prompt that takes half the cache, whichever of the two came
+  first.
+* A sequence takes pages as it fills them. If no page is left, a sequence takes the pages of an idle sequence, otherwise of the youngest
+  sequence, if that is younger than itself. A sequence that lost its pages waits again, in its old place in the queue, and computes its
+  rows again. The oldest sequence loses pages only while it is idle, so it always goes on, and therefore every sequence does.
+* Long runs. Clients take turns run by run. Among the sequences of one client, the sequence with the fewest rows left goes first, unless
+  another sequence got nothing in MAX_WAITED steps in which a later sequence got a run. So m such sequences get a run each within
+  MAX_WAITED + m turns that their client gives to later sequences. Waiting for earlier sequences does not count, so prompts that come
+  together are read one after the other."""
 
 from __future__ import annotations
 
