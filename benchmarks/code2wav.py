@@ -94,7 +94,7 @@ async def make_sounds(model: Code2WavModel[Any], request: WaveRequest, items: Ar
                 if not model.load().queued:
                     break
 
-    begin_s, parts = time.process_time(), []
+    begin_s, parts = time.process_time(), list[Array]()
     async for sound in model.decode(prepared, one_by_one(), {model.info.produces[0].name: 0}):
         if not parts:
             first_items, first_s, first_sound_s = item_count, time.process_time() - begin_s, len(sound.samples) / rate_hz

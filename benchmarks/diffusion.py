@@ -116,7 +116,7 @@ async def throughput(report: Report, folder: Path) -> None:
 
 async def first_preview(report: Report, folder: Path, side: int = SIDES[-1]) -> None:
     """Divide the time to the first preview by the time to the picture: with the linear map, and with the VAE if there is no map."""
-    worst, shares = "", dict[str, float]()
+    shares = dict[str, float]()
     for name in GOALS:
         studio = Studio(name, folder)
         linear, decoded = list[float](), list[float]()

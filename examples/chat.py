@@ -21,7 +21,7 @@ def questions() -> Iterator[str]:
 
 
 def show_answer(omni: Omni, conversation: list[Mapping[str, str]]) -> str:
-    """Its text, when all of it was shown and heard."""
+    """Show and play the answer to a conversation. Returns its text when all of it was shown and heard."""
     loudspeaker = find_loudspeaker()
     player = Player(loudspeaker) if loudspeaker else None
     text = ""

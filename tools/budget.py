@@ -76,7 +76,7 @@ class SourceFile:
         """The package that the file belongs to; families of models and parts of the SDK are packages of their own."""
         parts = self.path.split("/")[:-1]
         folders = [part for part in parts if part != "omnistage"]
-        unique = [folder for number, folder in enumerate(folders) if folder not in folders[:number]]
+        unique = [*dict.fromkeys(folders)]
         return "/".join(unique[: 2 if unique[0] in ("models", "sdk", "services", "tests") else 1]) or "."
 
     @property

@@ -204,7 +204,9 @@ class Suite:
     def _start(self, part: SuitePart, words: Sequence[str] = (), log: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
         """Start pytest for one part. words: further ones for it. log: gets the output; None: it is shown."""
         outcomes = self._outcomes(part)
-        marks, pytest_args = ("", ()) if part.marks is None else (" and ".join(filter(None, [part.marks, *self._marks])), self._pytest_args)
+        marks, pytest_args = " and ".join(filter(None, [part.marks, *self._marks])), self._pytest_args
+        if part.marks is None:  # The options of the part name its tests.
+            marks, pytest_args = "", ()
         command = [str(Path(sys.executable).with_name("pytest")), "-m", marks, f"--outcomes={outcomes}", f"--hypothesis-seed={self.seed}"]
         # Otherwise every Python that a test starts would compile our modules anew.
         environment = {**os.environ, SEED: self.seed, "PYTHONDONTWRITEBYTECODE": "", TEMPORARY: self._temporary_folder()}

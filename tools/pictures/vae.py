@@ -99,10 +99,7 @@ def train(out: Path, minutes: float, size: int, rate: float, seed: int) -> None:
         step += 1
         if time.process_time() - printed_s > 30:
             printed_s = time.process_time()
-            print(
-                f"{step} {100 * done:.0f}% loss {loss.item():.4f} psnr {psnr(vae, rng):.2f} spread {spread.std().item():.2f}",
-                flush=True,
-            )
+            print(f"{step} {100 * done:.0f}% loss {loss.item():.4f} psnr {psnr(vae, rng):.2f} spread {spread.std().item():.2f}", flush=True)
     # The shift and the scale that the pipelines apply, one number of each for all channels.
     codes = torch.cat([encode(vae, batch(rng, 64)[0]) for _ in range(8)])
     vae.register_to_config(shift_factor=round(codes.mean().item(), 4), scaling_factor=round(1 / codes.std().item(), 4))

@@ -126,7 +126,7 @@ class PhraseCutter:
         """A space has come: if a phrase ends before it, yield the phrase."""
         before = self._text.rstrip()
         word = before.rsplit(None, 1)[-1] if before else ""
-        mark = word.rstrip(_CLOSERS)[-1:] or word[-1:]
+        mark = word.rstrip(_CLOSERS)[-1:] or word[-1:]  # The last character within quotes and brackets.
         if not word or self._words == 0:
             return
         if mark in _CLAUSE_ENDS and self._words >= MIN_WORDS:

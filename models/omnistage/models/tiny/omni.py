@@ -67,8 +67,8 @@ def write_settings(directory: Path, config: Values, preprocessor: Values) -> Non
 
 
 def decoder_gains(config: Values, decoders: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
-    """For each decoder the gain of the matrices whose results a layer adds to its rows: 2 / layers, because otherwise attention would make
-    all rows alike. decoders: by the beginning of the weights' names, the path in the config to the sizes. The config may lack some."""
+    """The gain of the matrices whose results a layer adds to its rows, by a pattern for each decoder: 2 / layers. Otherwise attention would
+    make all rows alike. decoders: by the beginning of the weights' names, the path in the config to the sizes. The config may lack some."""
     gains = {}
     for prefix, (part, *path) in decoders.items():
         if section := config.get(part):

@@ -365,15 +365,14 @@ class ToyDiffusion(Toy):
     async def draw(
         self, prepared: DrawRequest, inputs: AsyncIterator[Piece], ports: Wanted
     ) -> AsyncGenerator[StepsDone | Preview | EncodedPicture, None]:
-        request = prepared
-        width, height, steps = request.width or 64, request.height or 64, request.steps or 4
+        width, height, steps = prepared.width or 64, prepared.height or 64, prepared.steps or 4
         for step in range(1, steps + 1):
             await asyncio.sleep(self.options.interval_s)
             yield StepsDone(step, steps)
-            if step * request.previews // steps > (step - 1) * request.previews // steps:
-                yield Preview(png(self._pixels(request.seed, width, height) // 16 * 16), "image/png", step)
-        for n in range(ports.get("image", request.results), request.results):
-            yield EncodedPicture(png(self._pixels(request.seed + n, width, height)), "image/png")
+            if step * prepared.previews // steps > (step - 1) * prepared.previews // steps:  # A preview is due.
+                yield Preview(png(self._pixels(prepared.seed, width, height) // 16 * 16), "image/png", step)
+        for n in range(ports.get("image", prepared.results), prepared.results):
+            yield EncodedPicture(png(self._pixels(prepared.seed + n, width, height)), "image/png")
 
     def _pixels(self, seed: int, width: int, height: int) -> NDArray[np.uint8]:
         return ((seed % 256 + np.add.outer(np.arange(height), np.arange(width))) % 256).astype(np.uint8)

@@ -265,7 +265,7 @@ def _known_word(word: str) -> tuple[str, list[str]]:
     out, lost_runs, is_in_run = list[str](), list[str](), False
     for place, character in enumerate(word):
         plain = LOST if place in greek else _plain(character)
-        follows_digit = out[-1:] != [] and out[-1][-1:].isdecimal()
+        follows_digit = bool(out) and out[-1][-1:].isdecimal()
         if plain == "" and follows_digit and unicodedata.category(character)[0] == "M" and character not in _OF_EMOJI:
             plain = LOST
         if character == LOST:

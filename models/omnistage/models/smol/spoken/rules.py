@@ -237,5 +237,5 @@ def _group(group: str, form: str | None, names: Names) -> Say:
 
 
 def _is_single(match: re.Match[str], number: str | int) -> bool:
-    """Whether the noun that this group counts is in the singular: after one, and before a thing of which it names the kind."""
+    """Whether the noun that a group counts is in the singular: if the number is one, or if the noun names the kind of the next thing."""
     return (match[number][:1].isdecimal() and parse_number(match[number]).is_one and not match.groupdict().get("scale")) or is_kind(match)
