@@ -16,8 +16,6 @@ from helpers.contract import Case, SampleRequest
 from helpers.logic import Whole, run_logic
 from helpers.run import params
 from helpers.servers import STAGES, family_logic
-from omnistage.models.tiny.qwen2_5_omni import SIZES
-from omnistage.models.tiny.qwen3_omni import SIZES as QWEN3_SIZES
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import png, wav
 from omnistage.stage.logic import Input, StageLogic
@@ -204,17 +202,27 @@ BAD_PARTS = (
 )
 
 
-def spoken_by_qwen(hidden: int, *, is_seen: bool, top_k: int, **fields: Any) -> SampleRequest:
-    """Rows of any kind, on places as a picture has them: a few pages, read as they come. is_seen: places say what is a picture."""
-    rows, at = np.random.default_rng(7).standard_normal((110, hidden), np.float32), np.arange(100)
+def tiny_sizes(family: str) -> Mapping[str, Any]:
+    """The sizes of the family's tiny checkpoint. Its module imports torch, which not every test with this module may."""
+    sizes: Mapping[str, Any] = import_module(f"omnistage.models.tiny.{family}").SIZES["tiny"]
+    return sizes
+
+
+def spoken_by_qwen(family: str, decoder: str, *, is_seen: bool, top_k: int, **fields: Any) -> SampleRequest:
+    """Rows of any kind, on places as a picture has them: a few pages, read as they come. decoder: the section of the sizes that has the
+    width of a row. is_seen: places say what is a picture."""
+    width, at = tiny_sizes(family)[decoder]["hidden_size"], np.arange(100)
+    rows = np.random.default_rng(7).standard_normal((110, width), np.float32)
     places = np.stack([at // 10, at % 10, at, *([at // 10 % 2] * is_seen)], 1).astype(np.int32)
     drawn = stage_pb2.Sampling(temperature=1, top_k=top_k, repetition_penalty=1.05)
     inputs = {"prompt": rows[:100], "places": places, "hidden": rows[100:]}
     return SampleRequest(params("talker", sampling=drawn, **fields), inputs)
 
 
-def coded_by_qwen(seed: int, ids: int, frames: int, codebooks: int, **fields: Any) -> SampleRequest:
-    """More frames than the last one's samples depend on."""
+def coded_by_qwen(seed: int, frames: int, ids: int = 0, codebooks: int = 0, **fields: Any) -> SampleRequest:
+    """More frames than the last one's samples depend on. ids, codebooks: as the tiny Qwen3-Omni has them if they are 0."""
+    if not ids:
+        ids, codebooks = (tiny_sizes("qwen3_omni")["talker"][name] for name in ("codes", "groups"))
     codes = np.random.default_rng(seed).integers(0, ids, (frames, codebooks)).astype(np.uint32)
     return SampleRequest(params("code2wav", **fields), {"codes": codes})
 
@@ -240,7 +248,6 @@ def film(name: str = "", options: Mapping[str, object] | None = None, **fields: 
 
 ARITHMETIC = partial(of_helper, "thinker", "helpers.arithmetic_models:ArithmeticThinker")
 FRAMES = {"codes": formulas.frames(ROWS)}
-QWEN3_TALKER = QWEN3_SIZES["tiny"]["talker"]
 OMNI = (("qwen2_5_omni", "omni_checkpoint"), ("qwen3_omni", "qwen3_checkpoint"))
 QWEN2, QWEN3 = (partial(Case, family, slow=True, fixture=fixture) for family, fixture in OMNI)
 DIFFUSERS = partial(Case, "diffusers", "diffusion", slow=True)
@@ -310,16 +317,16 @@ CASES = (
     Case("test-engine", "talker", spoken_on_the_engine, slow=True),
     QWEN2(
         "talker",
-        partial(spoken_by_qwen, SIZES["tiny"]["thinker"]["hidden_size"], is_seen=False, top_k=40, voice="Ethan", max_frames=40),
+        partial(spoken_by_qwen, "qwen2_5_omni", "thinker", is_seen=False, top_k=40, voice="Ethan", max_frames=40),
         BAD_SPEECH,
     ),
-    QWEN2("code2wav", partial(coded_by_qwen, 8, 8193, 90, 1, voice="Ethan"), BAD_SOUND, {"solver": "euler", "steps": 1}, held_back=90),
+    QWEN2("code2wav", partial(coded_by_qwen, 8, 90, 8193, 1, voice="Ethan"), BAD_SOUND, {"solver": "euler", "steps": 1}, held_back=90),
     QWEN3(
         "talker",
-        partial(spoken_by_qwen, QWEN3_SIZES["tiny"]["text"]["hidden_size"], is_seen=True, top_k=50, voice="ethan", max_frames=20),
+        partial(spoken_by_qwen, "qwen3_omni", "text", is_seen=True, top_k=50, voice="ethan", max_frames=20),
         BAD_SPEECH,
     ),
-    QWEN3("code2wav", partial(coded_by_qwen, 9, QWEN3_TALKER["codes"], 110, QWEN3_TALKER["groups"]), BAD_SOUND[1:], held_back=80),
+    QWEN3("code2wav", partial(coded_by_qwen, 9, 110), BAD_SOUND[1:], held_back=80),
     *(
         qwen("thinker", sample, bad, name=f"{family}-thinker{name}")
         for (family, _), qwen in zip(OMNI, (QWEN2, QWEN3), strict=True)
