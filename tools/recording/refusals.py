@@ -89,7 +89,7 @@ def _variants(field: Any, message: Message, depth: int) -> Iterator[tuple[str, A
         element = [*values.values()][1 % len(values)]  # The second value, if there are two.
     else:
         content = getattr(message, field.name)
-        # Of a repeated field the first element, or a new one if it has none.
+        # A repeated field gives its first element, or a new one if it has none.
         element = next(iter(content), getattr(type(message)(), field.name).add()) if field.is_repeated else content
         values = {"{}": type(element)()} | (dict(changed(element, depth - 1)) if depth and field.name not in SKIPPED else {})
     sign = "=" if field.message_type is None else "."

@@ -147,7 +147,7 @@ class Clips:
         self._kind, self._first, self._frames_to_come = kind, first, plan.frames
         self._place = 0  # The number of frames in the clips so far.
         self._writer = FilmWriter(kind, rate_hz, plan.frames, track)
-        self._data, self._frames = bytearray(), 0  # What waits for the next clip.
+        self._data, self._frames = bytearray(), 0  # Bytes and number of the frames that wait for the next clip.
 
     def with_frame(self, frame: Frame) -> Iterator[Clip]:
         """Yields the clips that are complete with the next frame. A large clip waits for more frames, because each message must have a

@@ -143,11 +143,11 @@ class PhraseCutter:
         before = self._text[:end].rstrip()
         if self._pause is Pause.CLAUSE:
             if not before.endswith(","):
-                beginnings = "JFMASONDTWnm$£€"  # Of months, days, noon, midnight and prices.
+                beginnings = "JFMASONDTWnm$£€"  # Months, days, noon, midnight and prices begin so.
             elif before[:-1].rsplit(None, 1)[-1] in SHORT_DAYS:
-                beginnings = "JFMASOND"  # Of months.
+                beginnings = "JFMASOND"  # Months begin so.
             else:
-                beginnings = "IVXL"  # Of numerals.
+                beginnings = "IVXL"  # Numerals begin so.
             return character.isdecimal() or character in beginnings
         stem = before.rsplit(None, 1)[-1].removesuffix(".").lstrip(_OPENERS)
         # A numeral follows in `Fig. IV`, but not in `no. I think` or `a fig. It grew`: such abbreviations are words too.

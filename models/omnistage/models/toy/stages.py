@@ -331,7 +331,7 @@ class ToyCode2Wav(Toy):
         """The samples of frames, [n, 1]; with the option `stamp` the first samples are time stamps."""
         sound = formulas.samples(codes, self.options.samples_per_frame)
         if self.options.stamp:
-            stamps = np.concatenate([codes[0, formulas.CODEBOOKS :].astype(np.int64), formulas.stamp()])  # Of the Thinker, and of now.
+            stamps = np.concatenate([codes[0, formulas.CODEBOOKS :].astype(np.int64), formulas.stamp()])  # The Thinker's, and now.
             sound[: 2 * formulas.LIMBS, 0] = stamps / 32768
         return sound
 
