@@ -433,6 +433,14 @@ def test_default_model_is_complete_and_as_written(default_model: Path) -> None:
         assert (default_model / stage / "config.json").is_file() and (default_model / stage / "model.safetensors").is_file()
 
 
+def test_the_default_model_has_the_bytes_of_its_revision(default_model: Path) -> None:
+    """If it has not, `smol.store.REVISION` must change too: machines that have the model would keep the earlier bytes."""
+    manifest = json.loads((default_model / "manifest.json").read_text())
+    contents = [manifest["packages"], {name: file["sha256"] for name, file in manifest["files"].items()}]
+    digest = hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
+    assert (manifest["revision"], digest[:16]) == ("c00bcccc0f8d", "ad9a409c48783eeb")
+
+
 def test_a_later_start_imports_no_converter_and_no_torch(default_model: Path) -> None:
     code = (
         "import sys; from omnistage.models.smol.store import model_directory; print(model_directory());"
