@@ -1,4 +1,4 @@
-"""A program that uses what the client offers, for an environment that holds nothing else; run by test_oldest.py. Prints what it got.
+"""A program that uses what the client offers, for an environment that holds nothing else; run by client/test_alone.py. Prints what it got.
 
 Its words: the address of a router that speaks and draws, and a file that is too large for a request.
 """

@@ -63,7 +63,7 @@ class ToyPart:
 
 
 def read_toy(folder: Path, options: LoadOptions, group: Group) -> PackedDecoder:
-    """A `rank.Reader`. options.family: the seed."""
+    """A `rank.RankReader`. options.family: the seed."""
     return MIX.decoder(int(options.family["seed"]), getattr(torch, options.dtype), group)
 
 

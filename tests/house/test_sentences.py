@@ -93,7 +93,7 @@ def test_each_place_of_a_sentence_is_looked_at_and_other_text_passes(source: str
 
 MODELS = "models/omnistage/models/"
 
-FAMILIES = (("qwen2_5_omni/", "qwen3_omni/", "encoders/", "options.py"), ("tiny/qwen2_5_omni/", "tiny/qwen3_omni/"))
+FAMILIES = (("qwen2_5_omni/", "qwen3_omni/", "encoders/", "options.py"), ("tiny/qwen2_5_omni.py", "tiny/qwen3_omni.py"))
 """Places in which one name may come again: sister families, which make the same part of one kind of model, each in its own way, and the
 base of both in encoders/ or options.py. The files of sisters never import each other's."""
 

@@ -1,5 +1,5 @@
 """A setting has the same name and default in model, stage server, command line, client and page, its placeholder in --help tells its unit,
-and docs/limits.md says what the code does."""
+docs/limits.md says what the code does, and docs/logs.md has every event."""
 
 from __future__ import annotations
 
@@ -115,3 +115,15 @@ def test_every_value_on_the_command_line_has_a_name(command: str) -> None:
 def test_the_page_of_limits_is_fresh() -> None:
     done = subprocess.run([sys.executable, str(ROOT / "tools" / "limits.py"), "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+EVENT = re.compile(r'\blog\.(?:debug|info|warning|error|critical|exception)\(\s*"([a-z_]+\.[a-z_]+)"')
+
+
+def test_every_event_of_the_log_has_a_row() -> None:
+    """Whoever is on call looks an event up in docs/logs.md."""
+    page = (ROOT / "docs" / "logs.md").read_text()
+    folders = ("connector", "engine", "gateway", "host", "link", "models", "router", "services", "wire")
+    sources = [path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    events = {event for source in sources for event in EVENT.findall(source)}
+    assert len(events) > 50 and sorted(event for event in events if f"`{event}`" not in page) == []

@@ -179,7 +179,8 @@ def test_tokens_are_shown_to_the_hub_and_to_nobody_else(hub: HubServer, tmp_path
     assert refused[0]["text"].startswith("org/gated is gated: ask for access on its page, and give a token")
     assert refused[1]["text"] == "the hub has no org/private, or shows it to nobody without the right token in HF_TOKEN"
     hub.asked.clear()
-    assert [said["had_weights"] for said in fetched({**hub.environment(tmp_path), "HF_TOKEN": "of-a-friend"}, "org/gated", "org/private")]
+    answers = fetched({**hub.environment(tmp_path), "HF_TOKEN": "of-a-friend"}, "org/gated", "org/private")
+    assert [answer["had_weights"] for answer in answers] == [[False], [False]]
     assert {(asked.host, asked.token) for asked in hub.asked} == {("hub", "of-a-friend"), ("storage", "")}
 
 

@@ -224,8 +224,8 @@ class Ledger:
         return int(HOST_SHARE * self._limit_bytes)
 
     def take(self, host: str, size_bytes: int) -> bool:
-        """Count more bytes for a host. Returns False, and counts nothing, if there is no room for them. As in host/places.py, a host gets
-        HOST_SHARE of what the others leave, and a host that holds nothing gets what is free."""
+        """Count more bytes for a host. Returns False, and counts nothing, if there is no room for them. A host gets HOST_SHARE of what
+        the others leave; a host that holds nothing gets HOST_SHARE of everything, as far as it is free."""
         host_bytes = self._held_bytes[host] + size_bytes
         free_bytes = self._limit_bytes - self._held_bytes.total() - size_bytes
         # A host gets its share of what the others leave, or, if it holds nothing, its share of everything.

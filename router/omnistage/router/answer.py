@@ -52,7 +52,7 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class PlacedRoute:
-    """The Route (link.route) of a link to the first stage, whose replicas the placement chooses. first: kind of the first stage. behind:
+    """The Route (link.search) of a link to the first stage, whose replicas the placement chooses. first: kind of the first stage. behind:
     the stages after the first."""
 
     placement: Placement

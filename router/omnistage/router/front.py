@@ -287,7 +287,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         """Run an answer to its end. Raises StageError if the place is taken back, if the client sends the same request in a new call (as
         after a lost connection; the new call gets the answer), or if the client breaks the rules of a conversation.
 
-        request: the identity of the request (clients.request_of); None: it has no id. listen: receives what the client sends during the
+        request: the identity of the request (admission.request_of); None: it has no id. listen: receives what the client sends during the
         turn; None: it is no conversation."""
         run = asyncio.create_task(answer.run())
         superseded = self._newest(request)

@@ -184,7 +184,7 @@ _WHOLE = "replicated"
 """Beginning of the names of styles that leave a weight whole on every rank."""
 
 _EXPERTS = ("grouped_gemm", "ep_dispatch_experts")
-"""Styles in which each rank gets some whole experts; for experts `engine.experts` supports no other styles."""
+"""Styles in which each rank gets some whole experts; for experts `engine.parts` supports no other styles."""
 
 
 def config_of_part(config: DecoderConfig, size: int, others: Mapping[str, int] | None = None) -> DecoderConfig:

@@ -1,6 +1,6 @@
 """A request to a pipeline of pictures, checked whole before anything of it runs: the first of the four phases.
 
-    DrawRequest --planned--> DrawingPlan --encode--> Conditions --step, step, ...--> Canvas --decode--> pictures
+    DrawRequest --plan_drawing--> DrawingPlan --encode--> Conditions --step, step, ...--> Canvas --decode--> pictures
 
 Diffusers checks little of this: it divides by zero steps, draws 1024 by 1024 pixels where 0 were asked for, and makes a black picture of
 one step too few.

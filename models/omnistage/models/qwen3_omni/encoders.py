@@ -18,7 +18,7 @@ NORM_EPS = 1e-6
 
 COLUMNS = 32
 """An activation gets a multiple of this many columns, because otherwise the bits of a row could depend on other rows (see
-engine.feed_forward)."""
+engine.parts)."""
 
 
 class VisionEncoder:

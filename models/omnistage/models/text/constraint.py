@@ -202,7 +202,7 @@ def _field(constraint: TextConstraint) -> str:
 
 
 class Grammar:
-    """A constraint as llguidance checks it; implements `engine.constraint.Constraint`. matcher: has read the history of the request; each
+    """A constraint as llguidance checks it; implements `engine.request.Constraint`. matcher: has read the history of the request; each
     walk gets a copy. ends: bits of the tokens that end a text, as in `Walk.allowed`. vocabulary: number of ids."""
 
     def __init__(self, matcher: LLMatcher, ends: torch.Tensor, vocabulary: int) -> None:
@@ -218,7 +218,7 @@ class Grammar:
 
 
 class GrammarWalk:
-    """Implements `engine.constraint.Walk`. grammar: counts as used as long as one of its walks. ends: bits of the tokens that end a text.
+    """Implements `engine.request.Walk`. grammar: counts as used as long as one of its walks. ends: bits of the tokens that end a text.
     `_allowed`: result of `allowed`; None: not computed yet."""
 
     def __init__(self, grammar: Grammar, matcher: LLMatcher, ends: torch.Tensor) -> None:
@@ -246,7 +246,7 @@ class GrammarWalk:
 
 
 class AfterThought:
-    """Implements `engine.constraint.Constraint`: allows any text until the thought ends, then text that `constraint` allows. ends: ids that
+    """Implements `engine.request.Constraint`: allows any text until the thought ends, then text that `constraint` allows. ends: ids that
     end an answer; they may not come within a thought."""
 
     def __init__(self, constraint: EngineConstraint, marks: Marks, ends: Sequence[int]) -> None:
@@ -263,7 +263,7 @@ class AfterThought:
 
 
 class _ThinkingWalk:
-    """Implements `engine.constraint.Walk` for a thought and the answer after it. walk: for the answer. closes: id of the token that ends
+    """Implements `engine.request.Walk` for a thought and the answer after it. walk: for the answer. closes: id of the token that ends
     the thought. free: bits of the tokens that may come within the thought."""
 
     def __init__(self, walk: Walk, closes: int, free: torch.Tensor) -> None:

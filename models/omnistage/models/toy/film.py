@@ -54,9 +54,10 @@ MOST_KEPT = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class FilmOptions:
-    """interval_s: pause before each step. max_chunk: limit of frames (thousands of samples) a piece. budget, step_budget: see steps.Fair; a
-    patch of 8 by 8 pixels of a frame costs 2, one for each side of the guidance. experts: how many parts the model has, each for its share
-    of the steps. multistep: a step also reads the model's result of the step before. workers: how many steps run at once."""
+    """interval_s: pause before each step. max_chunk: limit of frames (thousands of samples) a piece. budget, step_budget: see
+    steps.orders.Fair; a patch of 8 by 8 pixels of a frame costs 2, one for each side of the guidance. experts: how many parts the model
+    has, each for its share of the steps. multistep: a step also reads the model's result of the step before. workers: how many steps run at
+    once."""
 
     interval_s: float = 0.0
     max_chunk: int = 4
