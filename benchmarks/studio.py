@@ -29,7 +29,7 @@ from omnistage.models.diffusers.plan import PNG
 from omnistage.models.interface import DrawRequest, EncodedPicture, Preview, no_inputs
 from omnistage.models.options import LoadOptions
 from omnistage.models.registry import load
-from omnistage.models.tiny.diffusers import HIDDEN
+from omnistage.models.tiny.diffusers.pipelines import HIDDEN
 from omnistage.models.tiny.makers import CheckpointOrder, make_tiny
 
 STEPS = 20

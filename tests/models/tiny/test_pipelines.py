@@ -24,7 +24,7 @@ from helpers import lengths
 from helpers.drawings import MOVING, NAMES, checkpoint
 from helpers.painting import changed
 from omnistage.models.diffusers import folder as folders
-from omnistage.models.tiny.diffusers import DESIGNS
+from omnistage.models.tiny.diffusers.pipelines import DESIGNS
 from omnistage.models.tiny.makers import MAKERS, CheckpointOrder, MakeError, make_tiny
 
 load_pipeline: Callable[[Path, torch.dtype], Any] = folders.load_pipeline

@@ -51,8 +51,8 @@ MOVING = ("wan2.2-t2v", "wan2.2-ti2v", "wan2.2-i2v", "stable-audio")
 MAKERS: Mapping[str, Maker] = {
     "qwen2.5-omni": Maker(f"{_PLACE}qwen2_5_omni", ("tiny", "small", "100m")),
     **dict.fromkeys(("qwen3-omni", "qwen3-omni-thinking"), Maker(f"{_PLACE}qwen3_omni", ("tiny", "small"))),
-    **dict.fromkeys(PICTURES, Maker(f"{_PLACE}diffusers", ("tiny", "small"))),
-    **dict.fromkeys(MOVING, Maker(f"{_PLACE}diffusers", ("tiny", "small", "odd"))),
+    **dict.fromkeys(PICTURES, Maker(f"{_PLACE}diffusers.pipelines", ("tiny", "small"))),
+    **dict.fromkeys(MOVING, Maker(f"{_PLACE}diffusers.pipelines", ("tiny", "small", "odd"))),
 }
 
 
