@@ -6,10 +6,8 @@ sizes of all three depend only on the row's place in its sequence. The table `AT
 loaded, `choose_backend` tries whether rows depend on each other with its shape of heads, and takes the first backend that passes.
 
 * `PagedAttention`, for processors: runs that see about equally many pages are one batch of products. First keys, then values are copied
-  out of their pages into one piece of memory that fits into the cache next to the core: main memory is read once. Masked pages after the
-  end of a shorter run change no bit as long as the library makes its sums in one sweep.
-* `TritonAttention`, for accelerators: a kernel of our own, which reads pages in place and in order. A row always has equally many
-  neighbours in a product, so they cannot change its bits.
+  into one piece that fits into the core's cache. Masked pages change no bit as long as the library makes its sums in one sweep.
+* `TritonAttention`, for accelerators: a kernel of our own, which reads pages in place. Each row has equally many neighbours in a product.
 * `SdpaAttention`, for accelerators: the same batches through PyTorch's own attention, which chooses its kernel.
 * `RowAttention`: each row by itself, over exactly its own length."""
 

@@ -1,5 +1,4 @@
-"""The Talker: when it speaks, that it waits without holding anybody up, that it says the same beside others and after any cut, and what it
-refuses."""
+"""The Talker: when it speaks, that it waits without holding others up, says the same beside others and after any cut, what it refuses."""
 
 from __future__ import annotations
 
@@ -47,7 +46,6 @@ def speech(seed: int, voice: str = "", frames: int = FRAMES) -> SpeechRequest:
 
 
 async def rows_of(thinker: Qwen2_5Thinker, request: TextRequest) -> list[TensorRows]:
-    """All rows of an answer."""
     wanted = {"text": 0, **dict.fromkeys(ROW_PORTS, 0)}
     async with aclosing(thinker.generate(await thinker.prepare(request), no_inputs(), wanted)) as pieces:
         return [piece async for piece in pieces if isinstance(piece, TensorRows)]
@@ -82,8 +80,7 @@ async def test_the_row_of_a_token_comes_with_the_next_token(thinker: Qwen2_5Thin
 
 
 async def test_a_code_comes_with_its_row_and_the_next_one_is_waited_for(thinker: Qwen2_5Thinker, talker: Qwen2_5Talker, seed: int) -> None:
-    """A waiting speech has its pages and no place in a step, and the row wakes it. Behind the first code, codes are put out by the
-    block."""
+    """A waiting speech has its pages and no place in a step; the row wakes it. After the first code, codes come by the block."""
     *conversation, hidden = joined(await rows_of(thinker, asked(seed, tokens=5 * BLOCK // 2)))
     line, heard, codec = RowInputs(), list[int](), talker.config.codec
     for piece in conversation:
@@ -138,8 +135,7 @@ async def test_beside_others_it_says_what_it_says_alone(
 
 @lengths.rounds(8, 50)
 async def test_it_goes_on_after_any_code(thinker: Qwen2_5Thinker, talker: Qwen2_5Talker, rounds: int, seed: int) -> None:
-    source = random.Random(seed)
-    rows = await rows_of(thinker, asked(seed, 25))
+    source, rows = random.Random(seed), await rows_of(thinker, asked(seed, 25))
     whole = await spoken(talker, rows, speech(seed))
     for _ in range(rounds):
         cut = source.randrange(1, len(whole))
@@ -353,9 +349,6 @@ async def test_places_beyond_the_context_are_refused(talker: Qwen2_5Talker, past
     assert talker.engine.stats().pages_used == 0
 
 
-# Memory ---------------------------------------------------------------------------------------------------------------------------------
-
-
 def row_bytes(talker: Qwen2_5Talker) -> int:
     """The bytes of the keys and values of a row, and of the row that was given."""
     return page_bytes(talker.engine.spec) // PAGE_ROWS + talker.config.row_size * talker.engine.spec.dtype.itemsize
@@ -372,9 +365,6 @@ async def test_rows_that_were_given_are_counted_with_keys_and_values(omni_checkp
     assert "for 2048 tokens" in small.info.settings["kv_cache_bytes"] and "2048 of the" in small.info.settings["context"]
     await small.close()
     await usual.close()
-
-
-# Others ---------------------------------------------------------------------------------------------------------------------------------
 
 
 @lengths.long_form("engine/test_scheduler.py::test_a_client_with_less_gets_a_place_of_the_one_that_has_more_and_no_more_than_its_share")
@@ -442,8 +432,7 @@ def test_voices_that_do_not_fit_are_named(copied: Path, change: Callable[[Voices
 
 
 def test_a_table_of_voices_that_is_none_is_told(copied: Path) -> None:
-    path = copied / "spk_dict.pt"
-    whole = path.read_bytes()
+    whole = (path := copied / "spk_dict.pt").read_bytes()
     path.unlink()
     for data in (b"", b"no table", whole[: len(whole) // 2], b"cos\nsystem\n(S'true'\ntR."):
         path.write_bytes(data)

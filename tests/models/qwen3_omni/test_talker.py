@@ -93,9 +93,6 @@ def sure_frames(expected: SpokenFrames) -> int:
     return next((n for n, gap in enumerate(expected.gaps) if gap < CLOSE), len(expected.gaps))
 
 
-# Speech of Transformers --------------------------------------------------------------------------------------------------------------
-
-
 @lengths.rounds(2, 12)
 async def test_greedy_frames_are_those_of_transformers(reference: TalkerReference, talker: Qwen3Talker, rounds: int, seed: int) -> None:
     """Its `generate` and a loop that computes everything anew say the same."""
@@ -139,9 +136,6 @@ async def test_logprobs_of_first_codes_are_those_of_transformers(
             for item, logprob in event.top:
                 found[item] = logprob
             assert torch.allclose(found, expected.logprobs[number], atol=CLOSE), (found - expected.logprobs[number]).abs().max()
-
-
-# In company, and after a cut ---------------------------------------------------------------------------------------------------------
 
 
 DTYPES = ("bfloat16", "float32")
@@ -292,9 +286,6 @@ async def test_a_checkpoint_may_have_one_voice(reference: TalkerReference, tmp_p
     await talker.close()
 
 
-# Refusals ----------------------------------------------------------------------------------------------------------------------------
-
-
 async def test_what_it_cannot_do_is_told_before_anything_is_read(reference: TalkerReference, talker: Qwen3Talker) -> None:
     groups, codes, eos = reference.size["groups"], reference.size["codes"], talker.config.codec.eos
     frame = np.zeros((1, groups), np.uint32)
@@ -384,9 +375,6 @@ def test_what_a_config_says_of_frames(reference: TalkerReference) -> None:
     config = read_talker_config(reference.folder)
     assert (config.groups, config.codes, config.rate_hz) == (reference.size["groups"], reference.size["codes"], 12.5)
     assert config.silent == frozenset(reference.silent) and len(CHAT) == 3
-
-
-# Other files -------------------------------------------------------------------------------------------------------------------------
 
 
 @lengths.long_form(

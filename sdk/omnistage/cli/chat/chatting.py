@@ -107,8 +107,7 @@ async def run(chat: Chat, target: Where, verbose: bool) -> None:
 
 
 class ChatSession:
-    """One conversation with one router: obeys commands, asks questions, shows and plays the answers. loudspeaker: None: answers are not
-    played."""
+    """One conversation with one router: obeys commands, asks questions, shows answers. loudspeaker: None: answers are not played."""
 
     def __init__(self, chat: Chat, omni: AsyncOmni, loudspeaker: Loudspeaker | None, notices: Notices, verbose: bool) -> None:
         self.is_over = False
