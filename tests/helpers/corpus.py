@@ -42,6 +42,12 @@ def cut(file: bytes, chance: random.Random, *, tells: bool) -> bytes:
     return file[: round(len(file) * chance.uniform(0.05 if tells else 0.5, 0.97))]
 
 
+def cut_in_fragment(file: bytes) -> bytes:
+    """A cut MP4 up to the first bytes of its last fragment: between two fragments nothing would tell that more should follow."""
+    samples = file.rfind(b"mdat")
+    return file if samples < 0 else file[: samples + 10]
+
+
 ORIENTATION = 0x0112
 """The number of that entry in EXIF."""
 

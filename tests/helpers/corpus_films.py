@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from helpers import ffmpeg, media_files
-from helpers.corpus import CorpusFile, Maker, cut
+from helpers.corpus import CorpusFile, Maker, cut, cut_in_fragment
 
 H264 = ("-c:v", "libx264", "-preset", "ultrafast", "-threads", "1")
 LIKE = 0.02
@@ -172,8 +172,8 @@ def _live(form: FilmForm, chance: random.Random) -> CorpusFile:
 
 def _cut(form: FilmForm, chance: random.Random) -> CorpusFile:
     file = cut(_file(form, _scene(chance, frames=30), "-g", "5"), chance, tells=form.tells)
-    if "frag_keyframe+empty_moov" in form.words:  # between two fragments nothing would tell
-        file = file[: file.rindex(b"mdat") + 10]
+    if "frag_keyframe+empty_moov" in form.words:
+        file = cut_in_fragment(file)
     return replace(_sample(file), cut=form.tells, torn=not form.tells)
 
 

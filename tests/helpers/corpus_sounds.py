@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from helpers import ffmpeg, media_files
-from helpers.corpus import CorpusFile, Maker, cut
+from helpers.corpus import CorpusFile, Maker, cut, cut_in_fragment
 
 ANY = (8_000, 11_025, 16_000, 22_050, 44_100, 48_000)
 HIGH = (32_000, 44_100, 48_000)
@@ -137,8 +137,8 @@ def _quiet(form: SoundForm, chance: random.Random) -> CorpusFile:
 
 def _cut(form: SoundForm, chance: random.Random) -> CorpusFile:
     file = cut(_file(form, _content(form, chance)), chance, tells=form.tells)
-    if "frag_keyframe+empty_moov" in form.words:  # between two fragments nothing would tell
-        file = file[: file.rindex(b"mdat") + 10]
+    if "frag_keyframe+empty_moov" in form.words:
+        file = cut_in_fragment(file)
     return replace(_sample(form, file), cut=form.tells, torn=not form.tells)
 
 

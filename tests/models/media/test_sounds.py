@@ -247,6 +247,8 @@ def cut() -> dict[str, bytes]:
         "AU": media_files.sound(1, form="AU")[:-3000],
         "MP3": mp3[: len(mp3) // 2],
         "MP3 without its last frames": mp3[:-500],
+        "MP3 without its last byte": mp3[:-1],
+        "MP3 in its last frame": mp3[: mp3.rindex(b"\xff\xf3") + 10],
         "MP3 without nearly all of its frames": mp3[: len(mp3) // 20 + 400],
         "WAV and a whole one behind it": sound[: len(sound) // 2] + sound,
         "FLAC between two frames": flac[: flac.rindex(b"\xff\xf8")],
@@ -262,6 +264,15 @@ async def test_a_sound_that_was_cut_off_is_refused_where_anything_tells_it(decod
         with pytest.raises(BadMedia, match=r"it says that it has .*, and .* are there: it was cut off, send all of it"):
             await decoder.sound(data)
             pytest.fail(f"{name} was taken")
+
+
+async def test_an_mp3_that_ends_in_its_first_frame_was_cut_off(decoder: MediaDecoder) -> None:
+    mp3 = encoded(media_files.sound(1), "mp3", "libmp3lame")
+    header = mp3.index(b"Xing" if b"Xing" in mp3 else b"Info")
+    for end in (header + 200, header + 250):
+        with pytest.raises(BadMedia, match="it was cut off or damaged before its first sample: send all of it"):
+            await decoder.sound(mp3[:end])
+            pytest.fail(f"its first {end} of {len(mp3)} bytes were taken")
 
 
 async def test_a_sound_whose_list_is_missing_was_cut_off(decoder: MediaDecoder, seed: int) -> None:

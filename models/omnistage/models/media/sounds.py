@@ -13,7 +13,8 @@ import soxr
 from numpy.typing import NDArray
 
 from omnistage.models.media import containers
-from omnistage.models.media.sound_files import Stretch, joined_sounds, mp3_header
+from omnistage.models.media.mp3 import mp3_frame_bytes, mp3_header
+from omnistage.models.media.sound_files import Stretch, begins, joined_sounds
 from omnistage.models.media.terms import BadMedia, FilmPreprocessing, MediaLimits, SoundPreprocessing, UnknownFormat
 
 LOUDEST = 64.0
@@ -42,6 +43,8 @@ def decode(file: BinaryIO, ask: SoundPreprocessing, limits: MediaLimits) -> NDAr
             containers.check_listed(container, part)
             _add(container, mixer, limits)
             is_known = True
+    if not is_known and begins(file, 0):
+        raise BadMedia("it was cut off or damaged before its first sample: send all of it, or encode it anew")
     if not is_known:
         raise UnknownFormat("it is no sound in a format that is known here: convert it to WAV, FLAC, MP3, Ogg or M4A")
     return mixer.result()
@@ -54,11 +57,14 @@ def _with_count(part: BinaryIO, limits: MediaLimits) -> BinaryIO:
     container = containers.open_container(part, limits) if header else None
     if header is None or container is None:
         return part
+    count, is_last_whole = 0, True
     with container:
-        count = sum(bool(packet.size) for packet in container.demux(audio=0))
-    size = part.seek(0, io.SEEK_END)
-    if count < header.frames and header.may_be_cut(size, limits.sound_bytes):
-        raise BadMedia(f"it says that it has {header.frames} frames of sound, and {count} are there: it was cut off, send all of it")
+        for packet in container.demux(audio=0):
+            if packet.size:  # The packet after the last is empty.
+                count, is_last_whole = count + 1, packet.size >= mp3_frame_bytes(bytes(packet))
+    size, whole = part.seek(0, io.SEEK_END), count if is_last_whole else count - 1
+    if whole < header.frames and header.may_be_cut(size, limits.sound_bytes):
+        raise BadMedia(f"it says that it has {header.frames} frames of sound, and {whole} are there: it was cut off, send all of it")
     return io.BufferedReader(Stretch(part, 0, size, {header.place: struct.pack(">I", count)}))
 
 
