@@ -16,11 +16,11 @@ from hibari.g2p import numbers
 from hibari.g2p.normalize import normalize
 from numpy.typing import NDArray
 
-from benchmarks.figures import SPOKEN, Figure, Report
+from benchmarks.figures import QUESTIONS, Figure, Report
 from omnistage.cli.stack.pipelines import Choice, layout_of
 from omnistage.cli.stack.stack import Stack
 from omnistage.client import AsyncOmni
-from omnistage.models.fetch.disk import cache_directory
+from omnistage.models.fetch.own_files import cache_directory
 from omnistage.models.fetch.packages import Package, Recipe, fetch_folder
 from omnistage.models.reports import ShowProgress
 from omnistage.models.smol.spoken.reader import read_aloud
@@ -42,7 +42,7 @@ _CLOCK = re.compile(r"\b(\d{1,2})\.(\d\d) ?([ap]\.?m)\b", re.IGNORECASE)
 _MONEY = re.compile(r"([$£€])\s?(\d[\d,]*)(?:\.(\d\d))?(?:\s(hundred|thousand|million|billion|trillion))?")
 _UNITS = {"$": ("dollars", "cents"), "£": ("pounds", "pence"), "€": ("euros", "cents")}
 _WORDS = {"%": " percent ", "&": " and ", "+": " plus ", "=": " equals ", "°": " degrees "}
-_SAME = {"dr": "doctor", "mr": "mister", "mrs": "missus", "st": "saint", "ok": "okay", "oclock": "", "and": "", "oh": "zero", "o": "zero"}
+_FORMS = {"dr": "doctor", "mr": "mister", "mrs": "missus", "st": "saint", "ok": "okay", "oclock": "", "and": "", "oh": "zero", "o": "zero"}
 """Spellings that sound alike, by word; "and" counts for nothing, because only some voices say it in numbers."""
 
 
@@ -61,7 +61,7 @@ def recognise(model: WhisperModel, samples: NDArray[np.float32], rate_hz: int) -
     return " ".join(segment.text for segment in segments)
 
 
-def meant(text: str) -> list[str]:
+def spoken_words(text: str) -> list[str]:
     """The words of a text as the voice reads them."""
     return words(unicodedata.normalize("NFKC", read_aloud(text).text))
 
@@ -83,14 +83,14 @@ def words(text: str) -> list[str]:
     text = re.sub(r"(?<=[a-z])\.(?=[a-z])", "", text)  # u.s.
     text = re.sub(r"['’]", "", text)
     raw_words = re.findall(r"[a-zà-ÿ]+", text)
-    return [word for word in (_SAME.get(word, word) for word in raw_words) if word]
+    return [word for word in (_FORMS.get(word, word) for word in raw_words) if word]
 
 
 def word_error_rate(pairs: Iterable[tuple[str, str]]) -> float:
     """How many words must change, come or go to make the text from what was heard, divided by its words. pairs: (text, heard)."""
     errors = total = 0
     for text, heard_text in pairs:
-        reference, hypothesis = meant(text), words(heard_text)
+        reference, hypothesis = spoken_words(text), words(heard_text)
         errors += _edits(reference, hypothesis)
         total += len(reference)
     return errors / max(total, 1)
@@ -133,7 +133,7 @@ async def measure(report: Report) -> None:
     await stack.start()
     try:
         async with AsyncOmni(address=stack.address, max_retries=0) as omni:
-            answers = [await omni.generate(question, seed=number) for number, question in enumerate(SPOKEN)]
+            answers = [await omni.generate(question, seed=number) for number, question in enumerate(QUESTIONS)]
     finally:
         await stack.stop()
     model = await asyncio.to_thread(recogniser)

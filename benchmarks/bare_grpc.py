@@ -41,7 +41,7 @@ async def floor(messages: int, burst: int, interval_s: float) -> Floor:
         await _read_all(channel, 100, burst, interval_s)  # warm-up
         meter = CpuMeter(pids)
         latencies = await _read_all(channel, messages, burst, interval_s)
-        return Floor(median(latencies), median(meter.spent()[1:]) / messages)  # Without the source, which is the first process.
+        return Floor(median(latencies), median(meter.measure_s()[1:]) / messages)  # Without the source, which is the first process.
 
 
 async def _read_all(channel: grpc.aio.Channel, messages: int, burst: int, interval_s: float) -> list[float]:

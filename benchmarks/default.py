@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from benchmarks import asr, relay
-from benchmarks.figures import QUESTION, SIX_SECONDS_TOKENS, SPOKEN, Figure, Report, median, peak_bytes, run
+from benchmarks.figures import QUESTION, QUESTIONS, SIX_SECONDS_TOKENS, Figure, Report, median, peak_bytes, run
 from omnistage.cli.stack.pipelines import Choice, layout_of
 from omnistage.cli.stack.stack import Stack
 from omnistage.client import AsyncOmni
@@ -40,7 +40,7 @@ async def measure_servers(report: Report) -> None:
         async with AsyncOmni(address=stack.address, max_retries=0) as omni:
             report.add(Figure("stack_warm_start", started, "s", "<= 10", "model in the cache, stages in parallel"))
             with report.part("one answer at a time"):
-                report.add(*await _alone(omni))
+                report.add(*await _measure_alone(omni))
             with report.part(f"{CONCURRENT} answers at once"):
                 report.add(await _concurrent(omni))
         report.add(*(Figure(f"peak_memory_{child.name}", peak_bytes(child.pid) / 2**20, "MiB") for child in stack.children))
@@ -48,7 +48,7 @@ async def measure_servers(report: Report) -> None:
         await stack.stop()
 
 
-async def _alone(omni: AsyncOmni) -> list[Figure]:
+async def _measure_alone(omni: AsyncOmni) -> list[Figure]:
     """Ask the servers and the models in one process in turn, and make figures of the medians."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "benchmarks.one_process", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
@@ -93,7 +93,7 @@ async def _concurrent(omni: AsyncOmni) -> Figure:
     """The speed of answers at once, in seconds of sound per second, divided by the speed of the same answers one by one."""
     ratios = []
     for number in range(CONCURRENT_ROUNDS):
-        questions = [(SPOKEN[i], number * CONCURRENT + i) for i in range(CONCURRENT)]
+        questions = [(QUESTIONS[i], number * CONCURRENT + i) for i in range(CONCURRENT)]
         begin_s = time.perf_counter()
         one_by_one = [
             (await omni.generate(question, seed=seed, max_tokens=SIX_SECONDS_TOKENS, ignore_eos=True)).timing.audio_s

@@ -35,7 +35,7 @@ GOALS = {"qwen-image": ">= 1.3", "z-image": ">= 1.1"}
 """The goals of throughput, for the two families that are compared with the pipelines."""
 FAMILIES = ("qwen-image", "qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered", "z-image", "longcat-image", "longcat-image-edit")
 EDITED_AREA = 128 * 128
-SAME = 2
+MAX_DIFFERENCE = 2
 """By how much, of 255, a colour in the two pictures may differ, because the two add the same numbers in another order."""
 
 
@@ -59,7 +59,7 @@ class SpeedUp(NamedTuple):
     last: float
 
 
-async def beside(studio: Studio, pipeline: DiffusersPipeline, side: int) -> SpeedUp:
+async def compare(studio: Studio, pipeline: DiffusersPipeline, side: int) -> SpeedUp:
     """Measure our engine and the pipeline in turn with REQUESTS requests that come a step apart; returns medians of the rounds."""
     step_s = pipeline.step_s(studio.request(0, side, guided=False))
     await studio.watched(studio.request(0, side, guided=True))
@@ -73,7 +73,7 @@ async def beside(studio: Studio, pipeline: DiffusersPipeline, side: int) -> Spee
         if not ours:
             ours = await studio.together(requests, step_s)
         difference = max(most_apart(times.data, image) for times, (_, image) in zip(ours, theirs, strict=True))
-        if difference > SAME:
+        if difference > MAX_DIFFERENCE:
             raise AssertionError(f"{studio.name} and its pipeline draw pictures that are {difference} of 255 apart")
         begin_s = min(times.arrived_s for times in ours)
         durations = [duration_s for duration_s, _ in theirs]
@@ -89,13 +89,13 @@ async def beside(studio: Studio, pipeline: DiffusersPipeline, side: int) -> Spee
 
 
 async def throughput(report: Report, folder: Path) -> None:
-    """Compare the families of GOALS with their pipelines; see `beside`."""
+    """Compare the families of GOALS with their pipelines; see `compare`."""
     latencies = dict[str, float]()
     setup = f"{REQUESTS} requests one step apart, half of them guided, {STEPS} steps; over calls of the pipeline one by one; small"
     for name, goal in GOALS.items():
         studio = Studio(name, folder)
         pipeline, key = studio.pipeline(), name.replace("-", "_")
-        speed_ups = {side: await beside(studio, pipeline, side) for side in SIDES}
+        speed_ups = {side: await compare(studio, pipeline, side) for side in SIDES}
         await studio.model.close()
         for side, times in speed_ups.items():
             latencies[f"{name} {side} px"] = times.latency
@@ -163,7 +163,7 @@ async def overhead(studio: Studio, side: int, *, guided: bool, clock: Callable[[
     both ways. clock: gives the seconds."""
     with_engine, without = list[float](), list[float]()
 
-    async def drawn(engine: bool, request: DrawRequest) -> None:
+    async def draw(engine: bool, request: DrawRequest) -> None:
         plan = await studio.model.prepare(request)
         with watch_calls(studio.painter, "velocities", clock) as calls:
             if engine:
@@ -175,7 +175,7 @@ async def overhead(studio: Studio, side: int, *, guided: bool, clock: Callable[[
     for turn in range(OVERHEAD_ROUNDS):
         request = studio.request(turn, side, guided=guided)
         for engine in (True, False) if turn % 2 else (False, True):
-            await drawn(engine, request)
+            await draw(engine, request)
     added = median([ours / bare - 1 for ours, bare in zip(with_engine, without, strict=True)])
     return added, f"ms: {1e3 * median(with_engine):.2f}, by hand {1e3 * median(without):.2f}"
 

@@ -113,7 +113,7 @@ def running(engine: Engine, rows: int, ids: range = IDS) -> list[Run]:
     for _ in range(rows):
         sequence_request = request(PROMPT, ANSWER, ANSWER // 2 - 1, ids)
         sequence = by_hand.begin(engine, sequence_request, PROMPT + len(sequence_request.history))
-        sequence.computed = sequence.known - 1
+        sequence.computed = sequence.known_rows - 1
         runs.append(Run(sequence, sequence.computed, 1))
     return runs
 
@@ -141,12 +141,12 @@ def drawing(decoder: PackedDecoder, report: Report) -> None:
     generator = torch.Generator().manual_seed(0)
     rows = StepRows(torch.zeros(32, 1, dtype=torch.int64), torch.zeros(1, 32, dtype=torch.int64))
 
-    def nothing(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
+    def skip_attention(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
         return queries.flatten(1)
 
     cases = {"": (4.0, Sampling(temperature=1.0)), "_flat_top_p": (0.1, Sampling(temperature=1.0, top_p=0.95))}
     with torch.inference_mode():
-        products_s = seconds(lambda: decoder.logits(decoder.hidden(rows, nothing).last))
+        products_s = seconds(lambda: decoder.logits(decoder.hidden(rows, skip_attention).last))
         for name, (spread, sampling) in cases.items():
             logits = torch.randn(32, VOCABULARY, generator=generator).mul_(spread).to(decoder.spec.dtype)
             draws = [Draws(sampling, seed, False) for seed in range(32)]

@@ -27,7 +27,7 @@ QUESTION = "What is a kite?"
 
 SIX_SECONDS_TOKENS = 20
 
-SPOKEN = (
+QUESTIONS = (
     "Why is the sky blue?",
     "What is a kite?",
     "How do plants make food?",
@@ -86,14 +86,14 @@ class CpuMeter:
     pids: Sequence[int]
 
     def __post_init__(self) -> None:
-        self._before = self._now()
+        self._before = self._read_s()
 
-    def _now(self) -> list[float]:
+    def _read_s(self) -> list[float]:
         return [cpu_seconds(pid) for pid in self.pids]
 
-    def spent(self) -> list[float]:
+    def measure_s(self) -> list[float]:
         """CPU seconds of each process since the meter was made."""
-        return [now_s - before_s for now_s, before_s in zip(self._now(), self._before, strict=True)]
+        return [now_s - before_s for now_s, before_s in zip(self._read_s(), self._before, strict=True)]
 
 
 OUT = Path(__file__).parent / "out"

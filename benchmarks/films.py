@@ -24,7 +24,7 @@ from helpers.memory import Peak
 from helpers.servers import stack
 from omnistage.client import AsyncOmni, Progress, VideoDelta
 from omnistage.models.diffusers.films import PIXELS
-from omnistage.models.diffusers.folder import load_pipeline, quiet
+from omnistage.models.diffusers.folder import load_pipeline, mute_libraries
 from omnistage.models.diffusers.model import PROGRESS, DrawnModel
 from omnistage.models.diffusers.sounds import SoundPieces, Upsampling
 from omnistage.models.interface import DrawRequest, StepsDone, TensorRows, no_inputs
@@ -40,7 +40,7 @@ SOUND_ROUNDS = 3
 
 async def first_sound(report: Report, folder: Path) -> None:
     """Measure 10 s of sound by a model that always computes 47 s."""
-    with quiet():
+    with mute_libraries():
         vae: Any = AutoencoderOobleck(decoder_channels=CHANNELS, decoder_input_channels=LATENTS).eval()
     latents = torch.randn(1, LATENTS, LONGEST, generator=torch.Generator().manual_seed(0))
     end = int(ASKED_S * vae.config.sampling_rate)
@@ -79,7 +79,7 @@ ROUNDS = 3
 REQUESTS = 4
 STEPS = 20
 DRAWN_FRAMES = 9
-SAME = 2
+MAX_DIFFERENCE = 2
 """By how much, of 255, a colour in the two films may differ, as for pictures."""
 
 PIPELINE = """
@@ -185,7 +185,7 @@ async def throughput(report: Report, folder: Path, side: int = SIDE) -> None:
         ours = await asyncio.gather(*(camera.film(request, n * step_s) for n, request in enumerate(requests)))
         theirs = theirs or [call_pipeline(pipe, request) for request in requests]
         difference = max(int(np.abs(times.frames.astype(int) - frames).max()) for times, (_, frames) in zip(ours, theirs, strict=True))
-        if difference > SAME:
+        if difference > MAX_DIFFERENCE:
             raise AssertionError(f"ours and the pipeline's films are {difference} of 255 apart")
         elapsed_s = max(times.done_s for times in ours) - min(times.arrived_s for times in ours)
         speeds.append(sum(seconds for seconds, _ in theirs) / elapsed_s)
@@ -203,7 +203,7 @@ def published_decoder(folder: Path) -> Path:
     if checkpoint.exists():
         return checkpoint
     make_tiny("wan2.2-t2v", checkpoint, CheckpointOrder(size="tiny"))
-    with quiet():
+    with mute_libraries():
         AutoencoderKLWan().save_pretrained(checkpoint / "vae")
     return checkpoint
 

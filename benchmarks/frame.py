@@ -38,7 +38,7 @@ SPEAKERS = 8
 CONVERSATION = 10 * PAGE_ROWS
 LAYERS, PUBLISHED_LAYERS = 3, 20
 ROW_SIZE, TOKENS = 2048, 64
-SPOKEN = Sampling(temperature=0.9, top_k=50, repetition_penalty=1.05)
+SAMPLING = Sampling(temperature=0.9, top_k=50, repetition_penalty=1.05)
 SIZE: Mapping[str, Any] = {
     "text": {"num_hidden_layers": LAYERS, "hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 128},
     "experts": {"intermediate_size": 2048, "num_experts": 128, "num_experts_per_tok": 6, "moe_intermediate_size": 384},
@@ -102,16 +102,16 @@ class SpeakerFrames:
     def __init__(self, config: TalkerConfig, parts: TalkerParts, head: FrameHead) -> None:
         self._config, self._at = config, CONVERSATION
         self._engine = Engine(parts.decoder, head, pages=SPEAKERS * (CONVERSATION // PAGE_ROWS + 4))
-        self._sequences = [self._begun(seed) for seed in range(SPEAKERS)]
+        self._sequences = [self._begin_speaker(seed) for seed in range(SPEAKERS)]
 
-    def _begun(self, seed: int) -> Sequence:
+    def _begin_speaker(self, seed: int) -> Sequence:
         """Begin a speaker: the engine reads its conversation, and has all its rows. Returns its sequence."""
         rows = torch.randn(CONVERSATION + 1, ROW_SIZE, generator=torch.Generator().manual_seed(seed)).to(self._engine.spec.dtype)
         items = np.zeros((CONVERSATION, self._config.groups), np.int64)
-        items[:, 0] = self._config.nothing
+        items[:, 0] = self._config.text_item
         places = np.broadcast_to(np.arange(CONVERSATION), (3, CONVERSATION))
         prompt = Prompt(items, (Given(0, rows[:-1]),), places)
-        request = SequenceRequest(prompt, seed, 3 * PAGE_ROWS, SPOKEN, banned=self._config.silent, appended=True)
+        request = SequenceRequest(prompt, seed, 3 * PAGE_ROWS, SAMPLING, banned=self._config.silent, appended=True)
         sequence = by_hand.begin(self._engine, request, CONVERSATION + 3 * PAGE_ROWS)
         sequence.append(rows[-1:], end=True)
         for at in range(0, CONVERSATION, PAGE_ROWS):
@@ -141,7 +141,7 @@ def frames(report: Report, folder: Path, dtype: torch.dtype) -> None:
     predictor = Predictor(parts.predictor, parts.heads, parts.first, SPEAKERS)
     head = FrameHead(parts.decoder.logits, predictor, config.groups, {config.codec.eos})
     hidden = torch.randn(SPEAKERS, SIZE["text"]["hidden_size"], generator=torch.Generator().manual_seed(1)).to(dtype)
-    draws = [Draws(SPOKEN, seed) for seed in range(SPEAKERS)]
+    draws = [Draws(SAMPLING, seed) for seed in range(SPEAKERS)]
     with torch.inference_mode():
         one_layer = replace(config, decoder=replace(config.decoder, layers=1))
 
@@ -151,7 +151,7 @@ def frames(report: Report, folder: Path, dtype: torch.dtype) -> None:
         calls: list[Callable[[], object]] = [
             products(passes),
             passes,
-            lambda: head.further(hidden, [*range(SPEAKERS)], draws),
+            lambda: head.draw_further_codes(hidden, [*range(SPEAKERS)], draws),
             SpeakerFrames(one_layer, read(folder, one_layer, dtype), head),
             SpeakerFrames(config, parts, head),
         ]
@@ -160,7 +160,7 @@ def frames(report: Report, folder: Path, dtype: torch.dtype) -> None:
     ratio, layer_s = predictor_s / bare_s, (layers_s - one_layer_s) / (LAYERS - 1)
     share = predictor_s / (one_layer_s + (PUBLISHED_LAYERS - 1) * layer_s)
     name = str(dtype).removeprefix("torch.")
-    setup = f"{SPEAKERS} speakers, one thread, CPU time, {name}; {predictor.attention.told}; median of {ROUNDS} in turn"
+    setup = f"{SPEAKERS} speakers, one thread, CPU time, {name}; {predictor.attention.sharing_text}; median of {ROUNDS} in turn"
     report.add(
         Figure(f"predictor_{name}", 1000 * median(predictor_s), "ms", "", f"the codes of a frame behind the first one; {setup}"),
         Figure(f"predictor_over_products_{name}", median(ratio), "x", "<= 1.2", f"over the products of its 15 passes alone; {setup}"),

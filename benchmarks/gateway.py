@@ -173,7 +173,7 @@ async def _toy(report: Report) -> None:
         await http.close()
     async with serve(_toys(options)) as (stack, address, pid):
         with report.part("many streams"):
-            await _many(report, stack, address, pid)
+            await _measure_streams(report, stack, address, pid)
     options_of_page = {"interval_s": 0.1, "max_chunk": 1, "samples_per_frame": 4_800, "prebuffer_s": PREBUFFER_S}
     async with serve(_toys(options_of_page)) as (_, address, _):
         with report.part("page"):
@@ -216,7 +216,7 @@ async def _sound_cpu(report: Report, stack: Stack, address: str, pid: int) -> No
     for number in range(SOUND_ROUNDS):
         for times in await asyncio.gather(*(client.ask(seed=number, **fields) for client in clients)):
             audio_s += times.audio_s
-    by_gateway, by_router = meter.spent()
+    by_gateway, by_router = meter.measure_s()
     for client in clients:
         await client.close()
     if not audio_s:
@@ -233,7 +233,7 @@ async def _idle(report: Report, stack: Stack, pid: int) -> None:
     before, meter = [wakeups(each) for each in (pid, router)], CpuMeter([pid])
     await asyncio.sleep(IDLE_S)
     by_gateway, by_router = [(wakeups(each) - was) / IDLE_S for each, was in zip((pid, router), before, strict=True)]
-    cpu_text = f"{1e3 * meter.spent()[0] / IDLE_S:.1f} ms of CPU a second"
+    cpu_text = f"{1e3 * meter.measure_s()[0] / IDLE_S:.1f} ms of CPU a second"
     note = f"of all threads, in {IDLE_S:g} s without a visitor; {cpu_text}; the router beside it: {by_router:.1f}"
     report.add(
         Figure("idle_wakeups", by_gateway, "a second", "", note),
@@ -241,14 +241,14 @@ async def _idle(report: Report, stack: Stack, pid: int) -> None:
     )
 
 
-async def _many(report: Report, stack: Stack, address: str, pid: int) -> None:
+async def _measure_streams(report: Report, stack: Stack, address: str, pid: int) -> None:
     """Measure STREAMS streams at once: those that were not complete, and the gaps between pieces."""
     router = next(child.pid for child in stack.children if child.name == "router")
     clients = [await Http.to(address) for _ in range(STREAMS)]
     meter = CpuMeter([pid, router])
     question = {"model": "toy", "messages": [{"role": "user", "content": "count"}], "max_tokens": STREAM_TOKENS, "seed": 1}
     results = await asyncio.gather(*(client.ask(**question) for client in clients), return_exceptions=True)
-    cpu_s = meter.spent()
+    cpu_s = meter.measure_s()
     for client in clients:
         await client.close()
     streams = [result for result in results if isinstance(result, StreamTimes) and result.is_whole]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 START_BUFFER_S = 0.5
 FREEZES = {signal.SIGSTOP: signal.SIGCONT, HANG: WAKE}
 """Signals that stop a process, or only its event loop, and for each the signal that wakes it."""
-BEHIND = {"thinker": ("text", "audio"), "talker": ("audio",), "code2wav": ("audio",)}
+DEPENDENT_PORTS = {"thinker": ("text", "audio"), "talker": ("audio",), "code2wav": ("audio",)}
 """The ports whose output depends on a stage, by its kind."""
 
 
@@ -132,7 +132,7 @@ class Hearing:
         went_on = False
         for at, event in self.events:
             went_on = went_on or event.HasField("failover")
-            if went_on and event.HasField("chunk") and event.chunk.port in BEHIND[kind] and event.chunk.count:
+            if went_on and event.HasField("chunk") and event.chunk.port in DEPENDENT_PORTS[kind] and event.chunk.count:
                 return at, event.chunk
         raise NothingLost(f"nothing came after the {kind} was lost")
 
@@ -232,7 +232,7 @@ def _entries(fleet: Fleet, event: str) -> Iterator[tuple[float, dict[str, str]]]
 
 
 BYSTANDERS = 8
-LATE = 0.8
+KILL_SHARE = 0.8
 """The share of the tokens that has come when the stage is killed."""
 
 TIMEOUT_S = 300.0
@@ -285,7 +285,7 @@ async def _ask_disturbed(house: Fleet, stub: Stub, request: Request, kind: str, 
     async with _company(stub, request) as talking:
         async for event in events:
             hearing.events.append((time.monotonic(), event))
-            if striking is None and hearing.tokens >= LATE * tokens and talking():
+            if striking is None and hearing.tokens >= KILL_SHARE * tokens and talking():
                 # In a task, so that the reading of the answer goes on meanwhile.
                 striking = asyncio.create_task(strike(house, victim, signal.SIGKILL))
     if striking is None:

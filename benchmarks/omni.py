@@ -40,16 +40,16 @@ BEGIN, END = 10, 400
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFamily:
-    """A family to measure. maker, size: maker and size of its checkpoint. load: loads our Thinker. whole: the model class of Transformers.
-    how: arguments that load it. figure, goal: name and goal of the figure of `throughput`."""
+    """A family to measure. maker, size: maker and size of its checkpoint. load: loads our Thinker. model_class: of Transformers.
+    load_arguments: load it. figure, goal: name and goal of the figure of `throughput`."""
 
     maker: str
     size: str
     load: Callable[[Path, LoadOptions], MediaThinker]
-    whole: Any
+    model_class: Any
     figure: str
     goal: str
-    how: Mapping[str, Any] = field(default_factory=dict)
+    load_arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 QWEN2_5 = MeasuredFamily(
@@ -73,7 +73,7 @@ def running(family: MeasuredFamily, dtype: str) -> Iterator[tuple[MediaThinker, 
         checkpoint = Path(folder) / "made"
         make_tiny(family.maker, checkpoint, CheckpointOrder(size=family.size))
         model = family.load(checkpoint, LoadOptions(path=checkpoint, dtype=dtype))
-        yield model, family.whole.from_pretrained(checkpoint, dtype=getattr(torch, dtype), **family.how).thinker.eval()
+        yield model, family.model_class.from_pretrained(checkpoint, dtype=getattr(torch, dtype), **family.load_arguments).thinker.eval()
 
 
 def prompts(source: random.Random, count: int) -> list[list[int]]:
@@ -121,8 +121,8 @@ async def throughput(family: MeasuredFamily, model: MediaThinker, reference: Any
         # Each of their answers is a batch of one.
         matches += [our_tokens == their_tokens for our_tokens, (_, (their_tokens,)) in zip(tokens, one_by_one, strict=True)]
     note = (
-        f"{AT_ONCE} at once over Transformers one by one, prompts of 8 to 128 tokens, {ITEMS} more each; {family.size}, {_how(model)}; "
-        f"median of {ROUNDS}; the same tokens in {sum(matches)} of {len(matches)} answers"
+        f"{AT_ONCE} at once over Transformers one by one, prompts of 8 to 128 tokens, {ITEMS} more each; {family.size}, "
+        f"{_setup(model)}; median of {ROUNDS}; the same tokens in {sum(matches)} of {len(matches)} answers"
     )
     report.add(Figure(family.figure, median(ratios), "x", family.goal, note))
 
@@ -135,11 +135,11 @@ async def measure_ragged(model: MediaThinker, reference: Any, report: Report) ->
         together_s, _ = await ours(model, prompt_ids, items)
         padded_s = sum(theirs(reference, prompt_ids[n : n + PADDED], max(items[n : n + PADDED]))[0] for n in range(0, RAGGED, PADDED))
         ratios.append(padded_s / together_s)
-    note = f"{RAGGED} requests of 4 to 256 tokens over Transformers in padded batches of {PADDED}; {_how(model)}; median of {len(ratios)}"
+    note = f"{RAGGED} requests of 4 to 256 tokens over Transformers in padded batches of {PADDED}; {_setup(model)}; median of {len(ratios)}"
     report.add(Figure("x_padded_ragged_16", median(ratios), "x", ">= 2.0", note))
 
 
-def _how(model: MediaThinker) -> str:
+def _setup(model: MediaThinker) -> str:
     return f"{model.info.settings['dtype']}, one thread"
 
 
@@ -202,7 +202,7 @@ async def overhead(model: MediaThinker, report: Report) -> None:
         whole_s, _ = await ours(model, prompt_ids, [128] * AT_ONCE)
         shares.append(1 - seconds["calls"] / whole_s)
     runner._decoder, runner._head = decoder, head
-    note = f"time outside of decoder and head, of that of {AT_ONCE} requests of 128 tokens; {_how(model)}; median of {ROUNDS}"
+    note = f"time outside of decoder and head, of that of {AT_ONCE} requests of 128 tokens; {_setup(model)}; median of {ROUNDS}"
     report.add(Figure("engine_overhead", median(shares), "", "<= 0.05", note))
 
 

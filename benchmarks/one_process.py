@@ -55,7 +55,7 @@ class OneProcess:
     async def ask(self, question: str, seed: int, max_tokens: int) -> dict[str, float]:
         """Answer a question; returns ttft_s and ttfa_s, seconds to first text and sound, audio_s, seconds of sound, and rtf, time by
         audio_s."""
-        self._begun = time.perf_counter()
+        self._begin_s = time.perf_counter()
         self._ttft_s = 0.0
         first_sound = last_sound = 0.0
         samples = 0
@@ -66,7 +66,7 @@ class OneProcess:
         wave = await self._code2wav.prepare(WaveRequest(seed))
         async with aclosing(self._code2wav.decode(wave, frames, {"audio": 0})) as sounds:
             async for sound in sounds:
-                last_sound = time.perf_counter() - self._begun
+                last_sound = time.perf_counter() - self._begin_s
                 samples += len(sound.samples)
                 if not first_sound and is_audible(sound.samples):
                     first_sound = last_sound
@@ -81,7 +81,7 @@ class OneProcess:
             async for piece in pieces:
                 assert isinstance(piece, TextPiece)
                 if piece.text and not self._ttft_s:
-                    self._ttft_s = time.perf_counter() - self._begun
+                    self._ttft_s = time.perf_counter() - self._begin_s
                 await queue.put(piece)
             await queue.put(None)
 

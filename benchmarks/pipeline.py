@@ -57,7 +57,7 @@ class SoundPath(ABC):
 
     frames: ClassVar[int]
     """How many frames the first sound needs."""
-    late: ClassVar[int]
+    row_delay_steps: ClassVar[int]
     """How many steps of the Thinker a row comes after its token."""
 
     loaders: ClassVar[tuple[Callable[[Path, LoadOptions], Any], ...]]
@@ -82,14 +82,14 @@ class SoundPath(ABC):
         speech_sequence = self.talker.sequence(speech_request, np.zeros((width[PLACES], len(text_sequence.prompt)), np.int64))
         rows = torch.randn(len(speech_sequence.prompt), width[PROMPT]).to(self.talker.engine.spec.dtype)
         with torch.inference_mode():
-            thinker_s = steps_s(self.thinker.engine, text_sequence, steps=self.frames - 1 + self.late)
+            thinker_s = steps_s(self.thinker.engine, text_sequence, steps=self.frames - 1 + self.row_delay_steps)
             talker_s = steps_s(self.talker.engine, speech_sequence, steps=self.frames - 1, vectors=rows)
         return self._frames_s(thinker_s, talker_s) + await self.window_s(seed)
 
     def _frames_s(self, thinker_s: Sequence[float], talker_s: Sequence[float]) -> float:
         """Seconds until the last frame is made, if both compute at the same time: the first frame needs the row of the Thinker's first
         token, and each frame after it the row of the next token. thinker_s, talker_s: seconds of the prompt, then of each step."""
-        row_ends = list(accumulate(thinker_s))[self.late :]
+        row_ends = list(accumulate(thinker_s))[self.row_delay_steps :]
         frame_end = row_ends[0] + talker_s[0]
         for row_end, step_s in zip(row_ends[1:], talker_s[1:], strict=True):
             frame_end = max(row_end, frame_end) + step_s
@@ -103,7 +103,7 @@ class FlowPath(SoundPath):
     """The path of Qwen2.5-Omni, whose first sound needs 24 codes, a window of Code2Wav."""
 
     frames = 24
-    late = 1
+    row_delay_steps = 1
     loaders = (loading2_5.load_thinker, loading_talker2_5.load_talker, loading_wave2_5.load_code2wav)
 
     async def window_s(self, seed: int) -> float:
@@ -128,7 +128,7 @@ class CausalPath(SoundPath):
     """The path of Qwen3-Omni, whose first sound needs one frame."""
 
     frames = 1
-    late = 0
+    row_delay_steps = 0
     loaders = (loading3.load_thinker, loading_talker3.load_talker, loading_wave3.load_code2wav)
 
     async def window_s(self, seed: int) -> float:
@@ -142,7 +142,7 @@ class CausalPath(SoundPath):
         assert step is not None
         window, job = step
         model.windows.step([job])
-        speech.made(window, job)
+        speech.finish(window, job)
         return time.perf_counter() - begin_s
 
 
@@ -150,8 +150,8 @@ class CausalPath(SoundPath):
 class Chain:
     """A family to measure. maker: makes its checkpoint. family: names its pipeline and models. suffix: ends the names of its figures.
     frames, samples: length of an answer. profile: for Code2Wav. sampling: for the Talker. reference: loads the model of Transformers.
-    asked: makes more arguments of its `generate` from its config. path: makes a SoundPath. goal, relays: goals of ttfa_over_hf_e2e and
-    ttfa_relays."""
+    generate_arguments: makes more arguments of its `generate` from its config. path: makes a SoundPath. goal, relays: goals of
+    ttfa_over_hf_e2e and ttfa_relays."""
 
     maker: str
     family: str
@@ -161,7 +161,7 @@ class Chain:
     profile: str
     sampling: stage_pb2.Sampling
     reference: Callable[[Path], OmniReference]
-    asked: Callable[[Any], Mapping[str, Any]]
+    generate_arguments: Callable[[Any], Mapping[str, Any]]
     path: Callable[[Path], SoundPath]
     goal: str
     relays: str = ""
@@ -171,7 +171,7 @@ class Chain:
         return Figure(f"{name}{self.suffix}", value, unit, goal, note)
 
 
-def _asked2_5(config: Any) -> Mapping[str, Any]:
+def _arguments2_5(config: Any) -> Mapping[str, Any]:
     """Arguments that make Transformers give as many frames as we do. Items that are no codes are banned: the vocoder has no row for
     them."""
     others = range(config.token2wav_config.dit_config.num_embeds, config.talker_config.vocab_size)
@@ -179,7 +179,7 @@ def _asked2_5(config: Any) -> Mapping[str, Any]:
     return {"talker_max_new_tokens": count, "talker_min_new_tokens": count, "talker_bad_words_ids": [[number] for number in others]}
 
 
-def _asked3(config: Any) -> Mapping[str, Any]:
+def _arguments3(config: Any) -> Mapping[str, Any]:
     """Arguments that make Transformers give as many frames as we do: its Talker makes one frame fewer than it may make tokens."""
     count = CHAINS["qwen3_omni"].frames + 1
     return {"talker_max_new_tokens": count, "talker_min_new_tokens": count}
@@ -202,7 +202,7 @@ CHAINS: Mapping[str, Chain] = {
         profile="",
         sampling=stage_pb2.Sampling(temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05, logit_bias=NEVER_ENDS),
         reference=OmniReference,
-        asked=_asked2_5,
+        generate_arguments=_arguments2_5,
         path=FlowPath,
         goal="<= 0.15",
     ),
@@ -215,7 +215,7 @@ CHAINS: Mapping[str, Chain] = {
         profile="latency",
         sampling=stage_pb2.Sampling(temperature=0.9, top_k=50, repetition_penalty=1.05, logit_bias={_END: -100.0}),
         reference=_Speaking,
-        asked=_asked3,
+        generate_arguments=_arguments3,
         path=CausalPath,
         goal="<= 0.10",
         relays="<= 0.10",
@@ -241,7 +241,7 @@ class SpeechTimes:
     """The name of the replica that spoke."""
     waited_s: float = 0.0
     late_s: float = 0.0
-    _begun: float = field(default_factory=time.perf_counter)
+    _begin_s: float = field(default_factory=time.perf_counter)
 
     def take(self, event: omni_pb2.GenerateResponse) -> None:
         """Note an event: the times of its sound, and the replica of the Talker."""
@@ -249,7 +249,7 @@ class SpeechTimes:
         for chunk in chunks_of(event) if event.WhichOneof("event") in ("chunk", "chunks") else ():
             if chunk.port != "audio" or not chunk.count:
                 continue
-            elapsed_s = time.perf_counter() - self._begun
+            elapsed_s = time.perf_counter() - self._begin_s
             if not self.samples:
                 self.first_s, self.waited_s = elapsed_s, chunk.audio.prebuffer_ms / 1000
             # The player has played all earlier samples at this moment.
@@ -258,7 +258,7 @@ class SpeechTimes:
             self.samples += chunk.count
 
     def end(self, samples: int) -> None:
-        self.total_s = time.perf_counter() - self._begun
+        self.total_s = time.perf_counter() - self._begin_s
         assert self.samples == samples, self.samples
 
 
@@ -315,7 +315,7 @@ class Sequential:
                 thinker_max_new_tokens=TOKENS,
                 thinker_min_new_tokens=TOKENS,
                 thinker_do_sample=True,
-                **self._chain.asked(self._reference.whole.config),
+                **self._chain.generate_arguments(self._reference.whole.config),
             )
         duration_s = time.perf_counter() - begin_s
         torch.set_num_threads(1)

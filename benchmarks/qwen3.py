@@ -21,11 +21,11 @@ from omnistage.engine.scheduler import Run
 
 ROUNDS = 15
 REQUESTS = (1, 8, 32)
-SIZES = ExpertSizes(experts=128, chosen=8, size=768, normalized=True)
+SIZES = ExpertSizes(experts=128, experts_per_row=8, size=768, normalized=True)
 CONFIG = DecoderConfig(
     layers=1,
     hidden_size=2048,
-    ffn_size=SIZES.chosen * SIZES.size,
+    ffn_size=SIZES.experts_per_row * SIZES.size,
     query_heads=32,
     kv_heads=4,
     head_size=128,
@@ -125,7 +125,7 @@ def measure(report: Report) -> None:
             for _ in range(ROUNDS):
                 durations.append(sparse_steps.seconds())
                 ratios.append(dense_steps.seconds() / durations[-1])
-            bound = min((shared_bytes() + SIZES.chosen * expert_bytes) / (shared_bytes() + used * expert_bytes), 1.0)
+            bound = min((shared_bytes() + SIZES.experts_per_row * expert_bytes) / (shared_bytes() + used * expert_bytes), 1.0)
             setup = f"{median(durations) * 1000:.0f} ms of processor; float32, one thread; median of {ROUNDS}"
             note = f"a step without experts over one with; {used} of {SIZES.experts} in use: {bound:.3f} by bytes; {setup}"
             if requests == 1:

@@ -101,7 +101,7 @@ async def relaying(report: Report) -> None:
                 stub = omni_pb2_grpc.OmniServiceStub(channel)
                 meter = CpuMeter([child.pid for child in stack.children])
                 await ask(stub, 1, Latencies(), stamped=False)
-                cpu_s = dict(zip((child.name for child in stack.children), meter.spent(), strict=True))
+                cpu_s = dict(zip((child.name for child in stack.children), meter.measure_s(), strict=True))
         finally:
             await stack.stop()
         bare = await floor(chunks, burst=1, interval_s=interval_s)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import loss
-from benchmarks.figures import SPOKEN, Figure, Report, arguments, median, percentile
+from benchmarks.figures import QUESTIONS, Figure, Report, arguments, median, percentile
 from benchmarks.loss import LossCase, MeasuredLoss, NothingLost, hear, lose
 from helpers.disturbed import found, restore
 from helpers.fleet import Fleet, fleet
@@ -47,7 +47,7 @@ class MeasuredPipeline:
     options: Mapping[str, object] = field(default_factory=dict)
 
     def request(self, number: int) -> omni_pb2.GenerateRequest:
-        message = stage_pb2.Message(role="user", parts=[stage_pb2.Part(text=SPOKEN[number % len(SPOKEN)])])
+        message = stage_pb2.Message(role="user", parts=[stage_pb2.Part(text=QUESTIONS[number % len(QUESTIONS)])])
         thinker = stage_pb2.ThinkerParams(messages=[message], max_tokens=self.tokens, ignore_eos=True)
         return omni_pb2.GenerateRequest(seed=number, thinker=thinker)
 

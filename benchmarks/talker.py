@@ -46,7 +46,7 @@ ALIKE = (0.8, 1.25)
 """Bounds of the time of the Talker alone divided by the time of the Thinker alone."""
 
 NEVER_ENDS = {8294: -100.0}
-SPOKEN = Sampling(temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05, logit_bias=NEVER_ENDS)
+SAMPLING = Sampling(temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05, logit_bias=NEVER_ENDS)
 
 
 def words(seed: int, characters: int) -> str:
@@ -85,7 +85,7 @@ class StageAlone:
 
     async def __aenter__(self) -> StageAlone:
         self._stubs = {kind: await self._stack.enter_async_context(stage_stub(address)) for kind, address in self._addresses.items()}
-        self._said = {kind: await stub.Describe(stage_pb2.DescribeRequest(), timeout=10) for kind, stub in self._stubs.items()}
+        self._descriptions = {kind: await stub.Describe(stage_pb2.DescribeRequest(), timeout=10) for kind, stub in self._stubs.items()}
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -93,14 +93,14 @@ class StageAlone:
 
     async def think(self, seed: int) -> list[chunk_pb2.Chunk]:
         """Ask the Thinker for TOKENS tokens; returns their rows, as chunks for a Talker."""
-        opening = open_of(self._said["thinker"], seed=seed, params=stage_pb2.StageParams(thinker=thinker_params(seed)))
+        opening = open_of(self._descriptions["thinker"], seed=seed, params=stage_pb2.StageParams(thinker=thinker_params(seed)))
         answer = await run_once(self._stubs["thinker"], opening)
         return [chunk for port in ROW_PORTS for chunk in answer.of(port)]
 
     async def speak(self, rows: Sequence[chunk_pb2.Chunk], seed: int, frames: int) -> None:
         """Let the Talker speak `frames` frames of these rows, and check their number."""
         caller = RunStream(self._stubs["talker"])
-        await caller.send(open=open_of(self._said["talker"], seed=seed, params=stage_pb2.StageParams(talker=talker_params(frames))))
+        await caller.send(open=open_of(self._descriptions["talker"], seed=seed, params=stage_pb2.StageParams(talker=talker_params(frames))))
         await caller.opened()
         for chunk in rows:
             await caller.until(lambda answer, chunk=chunk: answer.credits[chunk.port] > chunk.seq)  # type: ignore[misc]
@@ -120,7 +120,7 @@ async def overlap(running: Fleet, report: Report) -> None:
         for n in range(2, 2 + ROUNDS):
             text_s = await time_call(lambda n=n: stages.think(n))  # type: ignore[misc]
             speech_s = await time_call(lambda n=n: stages.speak(rows, n, frames))  # type: ignore[misc]
-            chain_s = await time_call(lambda n=n: whole(stub.Generate(question(n, frames), timeout=600), frames))  # type: ignore[misc]
+            chain_s = await time_call(lambda n=n: read_whole(stub.Generate(question(n, frames), timeout=600), frames))  # type: ignore[misc]
             both_s = await time_call(lambda n=n: asyncio.gather(stages.think(n + 100), stages.speak(rows, n, frames)))  # type: ignore[misc]
             ratios.append(chain_s / (text_s + speech_s))
             slowdowns.append(both_s / max(text_s, speech_s))
@@ -138,7 +138,7 @@ async def overlap(running: Fleet, report: Report) -> None:
     )
 
 
-async def whole(call: object, frames: int) -> None:
+async def read_whole(call: object, frames: int) -> None:
     """Read an answer to its end and check that it has `frames` codes."""
     codes = 0
     async for message in call:  # type: ignore[attr-defined]
@@ -188,10 +188,10 @@ async def first_code(running: Fleet, folder: Path, report: Report) -> None:
 def speech_of(config: TalkerConfig, rows: int, seed: int) -> SequenceRequest:
     """The request of a speech, as the Talker makes it. rows: number of rows of the prompt; their vectors come later."""
     codec = config.codec
-    items = np.full((rows, 1), config.nothing, np.int64)
+    items = np.full((rows, 1), config.blank_item, np.int64)
     items[-2:, 0] = codec.pad, codec.bos
-    ids = frozenset({codec.mask, codec.pad, codec.bos})
-    return SequenceRequest(Prompt(items, given_later=True), seed, FRAMES, SPOKEN, banned=frozenset({codec.bos}), seen=ids, appended=True)
+    banned, seen_ids = frozenset({codec.bos}), frozenset({codec.mask, codec.pad, codec.bos})
+    return SequenceRequest(Prompt(items, given_later=True), seed, FRAMES, SAMPLING, banned=banned, seen_ids=seen_ids, appended=True)
 
 
 def computed_s(engine: Engine, request: SequenceRequest, steps: int, vectors: torch.Tensor | None = None) -> float:
@@ -227,7 +227,7 @@ class MeasuredSpeech:
 
     def __init__(self, talker: Qwen2_5Talker, seed: int, rows: int) -> None:
         source = np.random.default_rng(seed)
-        self._talker, self._request, self._line = talker, SpeechRequest(seed, sampling=SPOKEN, max_frames=FRAMES), RowInputs()
+        self._talker, self._request, self._line = talker, SpeechRequest(seed, sampling=SAMPLING, max_frames=FRAMES), RowInputs()
         values = torch.from_numpy(source.standard_normal((40 + rows, talker.config.row_size), np.float32)).to(talker.engine.spec.dtype)
         self._line.put(TensorRows("prompt", array_of(values[:40]), last=True))
         self._line.put(TensorRows("places", np.repeat(np.arange(40, dtype=np.int32)[:, None], 3, 1), last=True))

@@ -33,12 +33,14 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 @dataclass
 class PackageSize:
     """The size of a package. code_lines: lines of code, without comments, docstrings and blanks. import_lines: those of them that import.
-    vague_functions: functions that have a parameter or variable with a name of VAGUE. lone_functions: functions of one statement without
-    docstring whose name stands at one other place in the source. For tests import_lines and lone_functions stay 0."""
+    vague_functions: functions that have a parameter or variable with a name of VAGUE. vague_names: functions, attributes, fields and
+    constants with such a name; an attribute counts at each place where it is set. lone_functions: functions of one statement without
+    docstring whose name stands at one other place in the source. For tests the last three and import_lines stay 0."""
 
     code_lines: int = 0
     import_lines: int = 0
     vague_functions: int = 0
+    vague_names: int = 0
     lone_functions: int = 0
 
     @property
@@ -58,7 +60,8 @@ class PackageSize:
 
 class SourceFile:
     """The facts of one Python file. path: relative to the root of the repository. code_lines, import_lines: numbers of lines. names: every
-    name, with how often it is used or defined. vague_functions: how many. small_functions: names of functions of one statement."""
+    name, with how often it is used or defined. vague_functions, vague_names: how many. small_functions: names of functions of one
+    statement."""
 
     def __init__(self, path: str, text: str) -> None:
         self.path = path
@@ -69,6 +72,7 @@ class SourceFile:
         self.import_lines = {line for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for line in _lines_of(node)}
         self.names = Counter(_names(nodes))
         self.vague_functions = sum(map(is_vague, functions))
+        self.vague_names = sum(name.strip("_").lower() in VAGUE for node in nodes for name in _defined_names(node))
         self.small_functions = [function.name for function in functions if is_small(function)]
 
     @property
@@ -132,6 +136,16 @@ def _named_values(node: ast.AST) -> Iterator[str]:
             yield name
 
 
+def _defined_names(node: ast.AST) -> Iterator[str]:
+    """The names that a node gives to a function, an attribute, the fields of a class, or the constants of a module."""
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.Attribute(attr=name, ctx=ast.Store()):
+            yield name
+        case ast.ClassDef(body=body) | ast.Module(body=body):
+            assigned = (target for line in body if isinstance(line, ast.Assign | ast.AnnAssign) for target in ast.walk(line))
+            yield from (target.id for target in assigned if isinstance(target, ast.Name) and isinstance(target.ctx, ast.Store))
+
+
 def _own_nodes(function: Function) -> Iterator[ast.AST]:
     """The nodes of a function's parameters and body without those of functions within it."""
     waiting: list[ast.AST] = [function.args, *function.body]
@@ -161,6 +175,7 @@ def measure(sources: Iterable[SourceFile]) -> dict[str, PackageSize]:
         size.code_lines += len(file.code_lines)
         size.vague_functions += file.vague_functions
         if not file.is_test:
+            size.vague_names += file.vague_names
             size.import_lines += len(file.code_lines & file.import_lines)
             size.lone_functions += sum(uses[name] == 2 for name in file.small_functions)
     return dict(sorted(sizes.items()))
@@ -195,10 +210,10 @@ def table_text(sizes: Mapping[str, PackageSize], allowed: Mapping[str, PackageSi
         lines.append(f"{package:24}" + "".join(f"{pair:>24}" for pair in pairs))
     source = [size for package, size in sizes.items() if not package.startswith("tests")]
     total = sum(size.code_lines for size in source)
-    vague, lone = sum(size.vague_functions for size in source), sum(size.lone_functions for size in source)
-    imports = sum(size.import_lines for size in source)
-    share = PackageSize(total, imports).import_share
-    counts = f"{total} code lines, {share:.1f} % of them imports, {vague} vague functions, {lone} lone functions"
+    share = PackageSize(total, sum(size.import_lines for size in source)).import_share
+    vague_functions, vague_names, lone_functions = (sum(getattr(size, name) for size in source) for name in names[2:])
+    counts = f"{total} code lines, {share:.1f} % of them imports, {vague_functions} vague functions, {vague_names} vague names"
+    counts += f", {lone_functions} lone functions"
     return "\n".join([*lines, f"without tests: {counts}"])
 
 

@@ -21,7 +21,7 @@ LAST = ROOT / "build" / "tests" / "costs.json"
 """The file with the table of the last run."""
 RUN = "run"
 """The key of the row for everything that belongs to no file."""
-WHOLE = "whole"
+WHOLE_KEY = "whole"
 """A key in the table of the last run. If it is there, whole files were measured; parts of files would cost less."""
 PART = "part"
 """The form of a cost that is too small for its file."""
@@ -68,7 +68,7 @@ def read(path: Path) -> Costs:
         table = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise CostsError(f"{path} is no table: {error}") from None
-    return {file: Cost(**cost) for file, cost in table.items() if file != WHOLE}
+    return {file: Cost(**cost) for file, cost in table.items() if file != WHOLE_KEY}
 
 
 def stored_costs(root: Path) -> Costs:
@@ -80,8 +80,8 @@ def stored_costs(root: Path) -> Costs:
 
 
 def text_of(costs: Mapping[str, Cost], *, is_whole: bool = False) -> str:
-    """The table as JSON, a line for each file, so that a diff shows each change. is_whole: add the key WHOLE."""
-    rows: dict[str, object] = {WHOLE: True} if is_whole else {}
+    """The table as JSON, a line for each file, so that a diff shows each change. is_whole: add WHOLE_KEY."""
+    rows: dict[str, object] = {WHOLE_KEY: True} if is_whole else {}
     rows |= {file: _row(cost) for file, cost in sorted(costs.items())}
     lines = [f"{json.dumps(file)}: {json.dumps(row)}" for file, row in rows.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
@@ -131,7 +131,7 @@ def line_of(name: str, cost: Cost) -> str:
 
 def write() -> None:
     """Put the measurements of the last run into the table of the repository. Raises CostsError."""
-    if not LAST.exists() or not json.loads(LAST.read_text(encoding="utf-8")).get(WHOLE):
+    if not LAST.exists() or not json.loads(LAST.read_text(encoding="utf-8")).get(WHOLE_KEY):
         raise CostsError("the last run was not of whole files: run `make test` or `make test-long` without words for pytest first")
     TABLE.write_text(text_of(renew(read(TABLE), read(LAST))), encoding="utf-8")
 

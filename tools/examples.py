@@ -123,7 +123,7 @@ def install(language: Language) -> None:
     if os.geteuid() != 0:
         raise ToolchainError(f"{fault}; install them first: sudo apt-get install {' '.join(language.packages)}")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    with _alone(BUILT):
+    with _hold_folder(BUILT):
         try:
             _run(command, environment, INSTALL_TIMEOUT_S)
         except ToolchainError:
@@ -136,7 +136,7 @@ def install(language: Language) -> None:
 
 def build(language: Language) -> list[str]:
     """Build the example of a language from the protos of this checkout. Returns the command that runs it. Raises ToolchainError."""
-    with _alone(BUILT):
+    with _hold_folder(BUILT):
         _write_protos()
         language.built.mkdir(parents=True, exist_ok=True)
         if language.name == "node":
@@ -173,7 +173,7 @@ def with_modules(source: Path, program: str) -> Path:
 def install_modules(package: bytes, folder: Path) -> None:
     """Install packages by npm into a folder; nothing is fetched if that is done already. package: contents of package.json. Raises
     ToolchainError."""
-    with _alone(folder):
+    with _hold_folder(folder):
         done = folder / "installed.json"
         if done.exists() and done.read_bytes() == package and (folder / "node_modules").is_dir():
             return
@@ -184,7 +184,7 @@ def install_modules(package: bytes, folder: Path) -> None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _hold_folder(folder: Path) -> Iterator[None]:
     """Inside this block no other process builds in the folder, which is made if it is missing."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as file:

@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 CORE = "core"
-OWN = "omnistage-pictures"
+PICTURES_PACKAGE = "omnistage-pictures"
 """The other package of this repository. It is built from the checkout, so no list names it."""
 
 
@@ -40,6 +40,6 @@ def _expand(extra: str, extras: Mapping[str, Sequence[str]], project: str) -> li
         requirement = Requirement(line)
         if canonicalize_name(requirement.name) == project:
             requirements += [one for other in sorted(requirement.extras) for one in _expand(other, extras, project)]
-        elif canonicalize_name(requirement.name) != OWN:
+        elif canonicalize_name(requirement.name) != PICTURES_PACKAGE:
             requirements.append(line)
     return requirements

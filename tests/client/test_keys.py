@@ -30,7 +30,7 @@ from omnistage.client import AsyncOmni, BadRequestError, ClosedError, Omni, Omni
 from omnistage.client import routers as keys
 from omnistage.client.connection import find_router
 from omnistage.client.routers import KEY_VARIABLE, MAX_KEY_CHARACTERS, ApiKey, is_local, key_of
-from omnistage.router.admission import API_KEY
+from omnistage.router.callers import API_KEY
 from omnistage.router.pipeline import load_pipeline
 
 SECRET, OTHER = "swordfish-1", "swordfish-2"

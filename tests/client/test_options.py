@@ -220,8 +220,8 @@ def shown(documented: Callable[..., object]) -> str:
 
 @pytest.mark.parametrize("client", [Omni, AsyncOmni])
 def test_help_shows_all_that_a_call_takes(client: type[Omni] | type[AsyncOmni]) -> None:
-    takes = dict.fromkeys(("generate", "chat"), tuple(options.OPTIONS)) | dict.fromkeys(("draw", "film", "sound"), options.DRAWN)
-    takes["say"] = options.SPOKEN
+    takes = dict.fromkeys(("generate", "chat"), tuple(options.OPTIONS)) | dict.fromkeys(("draw", "film", "sound"), options.DRAWING)
+    takes["say"] = options.SPEECH
     for name, expected in takes.items():
         for method in (name, "stream" if name == "generate" else f"stream_{name}"):
             text = shown(getattr(client, method))

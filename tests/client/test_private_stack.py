@@ -253,8 +253,8 @@ async def test_stopping_ends_one_that_is_starting(family: ProcessFamily, tmp_pat
     """For all who wait, which is the work of one thread."""
     file, pipe = loading_pipeline(tmp_path)
     stack = PrivateStack(StackPlan({"pipeline": ("toy-picture", str(file))}))
-    await stack.started()
-    waiting = [asyncio.create_task(stack.begun("loading")) for _ in range(50)]
+    await stack.start_on_thread()
+    waiting = [asyncio.create_task(stack.begin_on_thread("loading")) for _ in range(50)]
     await asyncio.sleep(0)  # All have begun to wait then.
     assert [one.name for one in threading.enumerate()].count(BEGIN_THREAD) == 1
     with await asyncio.to_thread(open, pipe, "wb"):

@@ -25,7 +25,7 @@ from helpers.servers import CHAIN, ServerProcesses, all_free, family_logic, loca
 from omnistage.client import AsyncOmni, BadRequestError, Done, Omni, Options, TextDelta, Video
 from omnistage.client import request as requests
 from omnistage.client.media import to_part
-from omnistage.client.upload import LEAST_BYTES, PORTS, Conversing
+from omnistage.client.upload import MIN_BYTES, PORTS, Conversing
 from omnistage.models.media.spool import MEDIA_PORTS
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import png, wav
@@ -226,7 +226,7 @@ async def test_large_films_are_seen_beside_small_ones(standing: ServerProcesses,
             answer = await omni.generate("?", videos=films, seed=4, max_tokens=LENGTH, outputs=["text"])
             assert answer.text == said(*map(digest_of, films), "?", seed=4, length=LENGTH)
             assert answer.usage.stages[0].input_items["media0"] == 80 << 20
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < LEAST_BYTES * 3 >> 10, "they are not read into memory"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MIN_BYTES * 3 >> 10, "they are not read into memory"
     await all_free(list(standing.addresses.values()))
 
 

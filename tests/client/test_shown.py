@@ -21,7 +21,7 @@ from helpers.toy_pipeline import toy_pipeline
 from omnistage.client import AsyncOmni, Audio, AudioChunk, Done, Omni, Picture, Rows, SoundFile, SpeechCodes, Usage
 from omnistage.client.answer import collect
 from omnistage.client.events import AudioArrival, Event, StageReport, TextArrival, Timing, buffer_levels, is_audible, play
-from omnistage.client.files import LONGEST_SHOWN_S, MOST_PICTURE_BYTES, pictures_html
+from omnistage.client.files import LONGEST_SHOWN_S, MAX_PICTURE_BYTES, pictures_html
 
 RATE = 1000
 
@@ -266,7 +266,7 @@ def test_pictures_are_shown_as_they_came() -> None:
 
 
 def test_pictures_that_are_too_much_are_counted() -> None:
-    large = bytes(MOST_PICTURE_BYTES - 1)
+    large = bytes(MAX_PICTURE_BYTES - 1)
     page = NotebookPage(pictures_html([("image/png", large), ("image/png", b"12"), ("image/webp", b"1"), ('image/x" onerror="', b"1")]))
     assert [(tag, kind, len(data)) for tag, kind, data in page.sources] == [("img", "image/png", len(large)), ("img", "image/webp", 1)]
     assert page.text.startswith("2 more in pictures")

@@ -138,7 +138,7 @@ def test_say_and_draw_tell_who_takes_lists() -> None:
 
 
 def test_whatever_is_advised_exists() -> None:
-    for name in wording.SAME:
+    for name in wording.SYNONYMS:
         assert name in OPTIONS or name in MEDIA
     of_clients = set(inspect.signature(Omni).parameters) | set(SETTINGS)
     assert set(OF_CLIENT) | {"tensor_parallel_size", "settings", "to_start"} == set(inspect.signature(Omni).parameters)

@@ -28,7 +28,7 @@ def test_the_last_alias_may_die_in_another_thread(make_pair) -> None:
     with ThreadPoolExecutor() as threads:
         assert threads.submit(lambda: int(box.pop().sum())).result() == 700_000
     assert pair.give_back() == 1
-    assert pair.sender.outstanding == pair.receiver.held == 0
+    assert pair.sender.outstanding == pair.receiver.view_count == 0
 
 
 def test_maps_of_an_arena_that_is_gone_are_dropped_when_no_view_uses_them(arena: Arena, make_pair) -> None:
@@ -157,7 +157,7 @@ def test_100_000_tensors_take_no_more_memory_than_one(arena: Arena, make_pair) -
         pair.receiver.unpack(tensor)
         pair.sender.release(pair.receiver.take_release())
     assert arena.bytes_total == MIB
-    assert arena.leases == pair.receiver.held == 0
+    assert arena.leases == pair.receiver.view_count == 0
     assert Sender(arena).offers()[0].probe.shared_memory.generation == 100_002
 
 

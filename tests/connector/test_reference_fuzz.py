@@ -89,7 +89,7 @@ def take_changed_reference(filled, number: int, changes: dict[str, Any]) -> None
     assert set(view.array.tobytes()) <= {0x41}
     view.release()
     filled.receiver.take_release()
-    assert filled.receiver.held == 0
+    assert filled.receiver.view_count == 0
 
 
 inline_changes = st.lists(

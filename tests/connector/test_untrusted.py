@@ -95,7 +95,7 @@ def test_our_own_memory_is_mapped_though_others_are_named(arena: Arena) -> None:
     sender, receiver, before = Sender(arena, inline_limit=0), Receiver(owners=[NOBODY]), len(READERS)
     sender.accept(receiver.answer(sender.offers()))
     view = receiver.unpack(sender.pack(np.full(SIZE, 3, np.uint8))[0])
-    assert view is not None and receiver.held == 1 and len(READERS) == before + 1
+    assert view is not None and receiver.view_count == 1 and len(READERS) == before + 1
 
 
 # Files that are cut short ---------------------------------------------------------------------------------------------------------------

@@ -148,7 +148,7 @@ async def test_codes_of_a_talker_are_those_of_transformers(seed: int) -> None:
 
     def entry(materials: Materials) -> Enter:
         project = materials.linear(oracle.thinker_to_talker_proj.weight.detach(), oracle.thinker_to_talker_proj.bias.detach())
-        return lambda rows, embedded: project(embedded if rows.given is None else embedded + rows.given)
+        return lambda rows, embedded: project(embedded if rows.given_vectors is None else embedded + rows.given_vectors)
 
     decoder = PackedDecoder(replace(SIZES, vocab_size=301, embedding_width=80, given_width=80), weights.get, DecoderParts(entry=entry))
     engine = make_engine(decoder, 60, max_rows=64)

@@ -83,10 +83,10 @@ def answers(decoder: PackedDecoder, device: Device) -> tuple[list[list[Item]], l
             sequence = done.run.sequence
             sequence.computed = done.run.start + done.run.count
             taps[sequence] += [] if done.taps is None else [done.taps]
-            if done.drawn is not None:
-                sequence.items.append(done.drawn.item)
-                sequence.draws.note(done.drawn.item[0])
-                logprobs += [] if done.drawn.logprob is None else [done.drawn.logprob]
+            if done.drawn_item is not None:
+                sequence.items.append(done.drawn_item.item)
+                sequence.draws.note(done.drawn_item.item[0])
+                logprobs += [] if done.drawn_item.logprob is None else [done.drawn_item.logprob]
             if len(sequence.items) == sequence.request.max_items:
                 scheduler.remove(sequence)
         assert device.waits.keys() <= {"fetched", "nonzero", "_local_scalar_dense"}, "something is sent and waited for"

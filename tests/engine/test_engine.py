@@ -206,14 +206,14 @@ async def test_an_item_without_logits_is_for_rows_that_are_not_drawn() -> None:
         with pytest.raises(Unfit, match=f"below {nothing}") as unfit:
             running.submit(request)
         assert unfit.value.field == field
-    for field in ("end_ids", "banned", "seen"):
+    for field in ("end_ids", "banned", "seen_ids"):
         with pytest.raises(ValueError, match="never drawn"):
             running.submit(replace(ask(), **{field: frozenset({1, nothing})}))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="never drawn"):
         running.submit(ask((1, nothing), sampling=penalised))
     known = (Given(1, torch.ones(1, TINY.hidden_size)),)
     given = replace(ask(sampling=penalised), prompt=Prompt(np.array([[1], [nothing]]), known))
-    for request in (ask((1, nothing), seen=frozenset({nothing - 1}), sampling=penalised), given):
+    for request in (ask((1, nothing), seen_ids=frozenset({nothing - 1}), sampling=penalised), given):
         assert len(await read(running.submit(request))) == 20
 
 

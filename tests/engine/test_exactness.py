@@ -80,15 +80,15 @@ class Bench:
 
     def prefill(self, sequence: Sequence, pages: int) -> torch.Tensor:
         """Run all known rows, so many pages at a time. Returns the logits [vocab] of the last row."""
-        while sequence.left:
+        while sequence.rows_left:
             self.run(self.next_runs(sequence, pages))
         return self.head.logits[-1]
 
     def next_runs(self, sequence: Sequence, pages: int) -> list[Run]:
         runs: list[Run] = []
         start = sequence.computed
-        while start < sequence.known and len(runs) < pages:
-            runs.append(Run(sequence, start, min(sequence.known - start, PAGE_ROWS - start % PAGE_ROWS)))
+        while start < sequence.known_rows and len(runs) < pages:
+            runs.append(Run(sequence, start, min(sequence.known_rows - start, PAGE_ROWS - start % PAGE_ROWS)))
             start += runs[-1].count
         return runs
 
@@ -163,7 +163,7 @@ def test_a_prompt_beside_decoding_rows_gives_the_bits_of_both_alone(dtype: torch
         assert torch.equal(logits[0], expected[step + 1]), f"step {step}"
         if any(run.draws for run in blocks):
             assert torch.equal(logits[1], expected_long)
-    assert reading.left == 0
+    assert reading.rows_left == 0
 
 
 @lengths.rounds(2, 6)
@@ -372,7 +372,7 @@ with torch.inference_mode():
     print(held() - before)
 """
 
-MOST_GROWTH_MIB = 450
+MAX_GROWTH_MIB = 450
 """The kernels that are kept, the scores of 32 rows of the longest run, and what lies free between them. With a new piece of memory for each
 product and all kernels kept it was 740 to 830, in a Thinker of three layers 1,700."""
 
@@ -384,7 +384,7 @@ TIMEOUT_S = 540.0
 def test_a_prompt_of_900_pages_leaves_few_kernels_behind() -> None:
     done = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < MOST_GROWTH_MIB
+    assert int(done.stdout) < MAX_GROWTH_MIB
 
 
 # Products -------------------------------------------------------------------------------------------------------------------------------
@@ -424,7 +424,9 @@ def test_the_library_keeps_its_promise_for_any_weight(dtype: torch.dtype, shape:
         assert not rows_that_differ(Linear(weight, None, Packed()).run, weight, Packed())
 
 
-@pytest.mark.parametrize("product", [Packed(), replace(Packed(), most=8), *FIXED], ids=lambda product: f"{product.name} {product.most}")
+@pytest.mark.parametrize(
+    "product", [Packed(), replace(Packed(), max_rows=8), *FIXED], ids=lambda product: f"{product.name} {product.max_rows}"
+)
 def test_any_number_of_rows_runs_in_blocks_that_the_backend_takes(dtype: torch.dtype, product: LinearProduct) -> None:
     generator = torch.Generator().manual_seed(1)
     weight, bias = torch.randn(24, 40, generator=generator).to(dtype), torch.randn(24, generator=generator).to(dtype)
@@ -434,10 +436,10 @@ def test_any_number_of_rows_runs_in_blocks_that_the_backend_takes(dtype: torch.d
         ran.append(part.shape[0])
         return made.run(part)
 
-    for rows in range(1, 3 * product.most + 2):
+    for rows in range(1, 3 * product.max_rows + 2):
         x = torch.randn(rows, 40, generator=generator).to(dtype)
         torch.testing.assert_close(in_blocks(run, x, product), functional.linear(x, weight, bias))
-    assert min(ran) == product.least and max(ran) == product.most
+    assert min(ran) == product.min_rows and max(ran) == product.max_rows
 
 
 @pytest.mark.parametrize("product", FIXED, ids=lambda product: product.name)

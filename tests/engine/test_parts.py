@@ -25,7 +25,7 @@ from helpers.parts import EXPERTS, MIX, MIXED, SECTIONS, STACKED, ToyPart, mixed
 from omnistage.engine.adapter import DrawnItem, StepRows, TokenHead
 from omnistage.engine.attention import RowAttention
 from omnistage.engine.decoder import DecoderParts, Enter, PackedDecoder, embedding_or_hidden, hidden_of, hidden_state
-from omnistage.engine.devices import ALONE
+from omnistage.engine.devices import ONE_RANK
 from omnistage.engine.engine import Engine
 from omnistage.engine.linear import Linears, build_exact
 from omnistage.engine.parts import (
@@ -86,7 +86,7 @@ def mixed_reference(weights: dict[str, torch.Tensor]) -> Qwen3VLMoeTextModel:
         max_position_embeddings=MIXED.context,
         moe_intermediate_size=UNSHARED.size,
         num_experts=UNSHARED.experts,
-        num_experts_per_tok=UNSHARED.chosen,
+        num_experts_per_tok=UNSHARED.experts_per_row,
         rms_norm_eps=MIXED.norm_eps,
         rope_parameters={"rope_type": "default", "rope_theta": 5000.0, "mrope_section": list(SECTIONS)},
         attn_implementation="sdpa",
@@ -149,7 +149,7 @@ def materials(toy: ToyPart, weights: dict[str, torch.Tensor], dtype: torch.dtype
     """The materials, with products that keep their claims."""
 
     def build(linear: Linears) -> Materials:
-        made = Materials(toy.config, weights.get, linear, ALONE, dtype, torch.device("cpu"))
+        made = Materials(toy.config, weights.get, linear, ONE_RANK, dtype, torch.device("cpu"))
         toy.parts.feed_forward(made, 0)
         return made
 
@@ -164,7 +164,7 @@ def test_experts_of_whom_one_is_shared_are_those_of_transformers(normalized: boo
         moe_intermediate_size=sizes.size,
         shared_expert_intermediate_size=sizes.shared,
         num_experts=sizes.experts,
-        num_experts_per_tok=sizes.chosen,
+        num_experts_per_tok=sizes.experts_per_row,
         norm_topk_prob=normalized,
     )
     reference, prefix = Qwen2MoeSparseMoeBlock(config), "layers.0.mlp."
@@ -284,7 +284,7 @@ def feed_forward(
     config = replace(TINY, hidden_size=hidden, ffn_size=size)
 
     def built(linear: Linears) -> FeedForward:
-        return build(Materials(config, weights.get, linear, ALONE, dtype, torch.device("cpu")), 0)
+        return build(Materials(config, weights.get, linear, ONE_RANK, dtype, torch.device("cpu")), 0)
 
     return build_exact(built, dtype, torch.device("cpu"))[0]
 
@@ -328,7 +328,7 @@ def test_what_is_added_behind_a_layer_changes_no_other_row() -> None:
     x = torch.full((2, MIXED.hidden_size), -0.0)
     has_given, given = torch.tensor([[True], [False]]), torch.ones(2, MIXED.given_width)
     given[1] = 0
-    rows = rows_of(2, given=given, has_given=has_given)
+    rows = rows_of(2, given_vectors=given, has_given=has_given)
     for layer in range(MIXED.layers):
         made = add(rows, x, layer)
         assert bool((made[0] == (1 if layer < STACKED else 0)).all()) and bool(made[1].signbit().all())
@@ -377,7 +377,7 @@ async def test_an_item_may_be_a_frame_of_many_codes(seed: int) -> None:
         rows = functional.embedding(frames[:, 0], cast(torch.Tensor, tiny_weights(torch.float32)("embed_tokens.weight")))
         rows = rows + sum(functional.embedding(frames[:, 1 + n], table) for n, table in enumerate(TABLES))
         said = SequenceRequest(replace(Prompt.of_tokens(frames[:, 0].tolist()), given=(Given(0, rows, b"x"),)), each.seed, 1, DRAWN)
-        said = replace(said, seen=frozenset(frames[:, 0].tolist()))
+        said = replace(said, seen_ids=frozenset(frames[:, 0].tolist()))
         assert items((await answered(plain, [said]))[0])[0][0] == made[0][0], "as of given sums"
     with pytest.raises(ValueError, match="not below 500 or 300"):
         engine.submit(SequenceRequest(Prompt(np.full((2, CODEBOOKS), CODES)), 0, 3))
@@ -419,7 +419,7 @@ async def test_taps_are_the_hidden_states_of_transformers() -> None:
 def test_sizes_of_experts_and_of_given_vectors_that_cannot_be_are_told() -> None:
     for chosen in (0, 8):
         with pytest.raises(ValueError, match=f"a row cannot be given to {chosen} of 7 experts"):
-            experts(ExpertSizes(experts=7, chosen=chosen, size=8, normalized=True))
+            experts(ExpertSizes(experts=7, experts_per_row=chosen, size=8, normalized=True))
     narrow = replace(MIX, config=replace(MIXED, given_width=MIXED.hidden_size))
     with pytest.raises(ValueError, match="given_width is 100, and for 2 layers it is 300"):
         narrow.decoder(1)

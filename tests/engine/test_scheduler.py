@@ -16,9 +16,9 @@ from omnistage.engine.scheduler import (
     BESIDE_S,
     BLOCK_ROWS,
     IDLE_S,
-    LEAST_ROWS,
     MAX_PASSED,
     MAX_WAITED,
+    MIN_ROWS,
     PROBED,
     SLOWER,
     Pace,
@@ -277,7 +277,7 @@ def test_pages_that_only_the_cache_holds_are_counted_and_go_first_however_many_o
 # Rows of long runs in a step, on processors with different costs of a row --------------------------------------------------------------
 
 
-MOST_ROWS = 512
+MAX_ROWS = 512
 STEPS = 400
 """More steps than a prompt of a few thousand rows takes."""
 
@@ -315,13 +315,13 @@ def test_who_decodes_keeps_half_of_its_pace_where_each_row_costs(
     base_s: float, row_s: float, decoding: int, before: list[tuple[int, int, float]]
 ) -> None:
     """The pace is kept whatever was measured before: a busy machine, or steps of other numbers of rows."""
-    pace, cost = Pace(MOST_ROWS), bound_by_arithmetic(base_s, row_s)
+    pace, cost = Pace(MAX_ROWS), bound_by_arithmetic(base_s, row_s)
     for beside, long, seconds in before:
         pace.ran(beside, long, seconds)
     alone_s = cost(decoding)
     for long, seconds in settled(pace, decoding, cost):
-        assert LEAST_ROWS <= long <= MOST_ROWS - decoding
-        assert long == LEAST_ROWS or seconds <= max(2 * alone_s, 1.2 * BESIDE_S)
+        assert MIN_ROWS <= long <= MAX_ROWS - decoding
+        assert long == MIN_ROWS or seconds <= max(2 * alone_s, 1.2 * BESIDE_S)
 
 
 @given(base_s=st.floats(1e-4, 1.0), row_s=st.floats(1e-5, 0.1), decoding=st.integers(1, 64))
@@ -330,38 +330,38 @@ def test_a_prompt_gets_what_is_left(base_s: float, row_s: float, decoding: int) 
     cost = bound_by_arithmetic(base_s, row_s)
     alone_s = cost(decoding)
     room = (max(BESIDE_S, SLOWER * alone_s) - alone_s) / row_s
-    for long, _ in settled(Pace(MOST_ROWS), decoding, cost):
-        assert long >= min(room, MOST_ROWS - decoding) / 2.5 - 1
+    for long, _ in settled(Pace(MAX_ROWS), decoding, cost):
+        assert long >= min(room, MAX_ROWS - decoding) / 2.5 - 1
 
 
 @pytest.mark.parametrize("block_s", [0.001, 0.02, 0.3])
 @pytest.mark.parametrize("decoding", [1, 8, 31, 40])
 def test_no_block_is_begun_for_a_few_rows(block_s: float, decoding: int) -> None:
     cost = bound_by_reading(block_s)
-    for long, seconds in settled(Pace(MOST_ROWS), decoding, cost):
+    for long, seconds in settled(Pace(MAX_ROWS), decoding, cost):
         assert seconds <= max(2 * cost(decoding), 2 * BESIDE_S)
         last = (decoding + long) % BLOCK_ROWS
         assert last == 0 or last >= BLOCK_ROWS // 2 or long < BLOCK_ROWS
 
 
 def test_nothing_but_prompts_is_read_block_by_block() -> None:
-    pace, cost = Pace(MOST_ROWS), bound_by_reading(0.2)
+    pace, cost = Pace(MAX_ROWS), bound_by_reading(0.2)
     for _ in range(STEPS):
         assert pace.long_rows(0) == BLOCK_ROWS
         pace.ran(0, BLOCK_ROWS, cost(BLOCK_ROWS))
 
 
 def test_a_fast_device_takes_all_rows_that_a_step_may_have() -> None:
-    pace = Pace(MOST_ROWS)
+    pace = Pace(MAX_ROWS)
     for _ in range(STEPS):
         pace.ran(0, pace.long_rows(0), 1e-3)
-    assert pace.long_rows(0) == MOST_ROWS
-    assert Pace(MOST_ROWS, step_s=None).long_rows(12) == MOST_ROWS - 12
+    assert pace.long_rows(0) == MAX_ROWS
+    assert Pace(MAX_ROWS, step_s=None).long_rows(12) == MAX_ROWS - 12
 
 
 def test_a_step_that_took_long_once_is_forgotten() -> None:
     """A process was stopped for a minute in a step, of a prompt or of decoding rows alone: that gives others no long steps afterwards."""
-    pace, cost = Pace(MOST_ROWS), bound_by_arithmetic(0.03, 0.001)
+    pace, cost = Pace(MAX_ROWS), bound_by_arithmetic(0.03, 0.001)
     settled(pace, 1, cost)
     pace.ran(1, 30, 60.0)
     pace.ran(1, 0, 60.0)

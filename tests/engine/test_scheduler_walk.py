@@ -103,7 +103,7 @@ class Scheduling(RuleBasedStateMachine):
         for _ in range(times):
             oldest = next((sequence for sequence in self.scheduler.running if not sequence.idle), None)
             step = self.house.step(most_rows)
-            if oldest is not None and oldest.left > 0 and not self.ended(oldest):
+            if oldest is not None and oldest.rows_left > 0 and not self.ended(oldest):
                 assert oldest in self.scheduler.running, "the oldest that can go on lost its pages"
             if oldest is not None:
                 assert step, "somebody could go on and nobody did"
@@ -112,7 +112,7 @@ class Scheduling(RuleBasedStateMachine):
     @invariant()
     def every_page_is_accounted_for(self) -> None:
         held = Counter(page for sequence in self.scheduler.running for page in sequence.pages)
-        kept = Counter(kept.page for kept in self.house.prefixes._kept.values())
+        kept = Counter(kept.page for kept in self.house.prefixes._entries.values())
         assert all(self.house.pool.holders(page) == held[page] + kept[page] for page in range(PAGES))
         assert self.house.pool.used == len(held | kept)
         assert self.house.pool.only_kept == len(kept.keys() - held.keys())
@@ -125,7 +125,7 @@ class Scheduling(RuleBasedStateMachine):
         assert sorted(sequence.number for sequence in (*running, *waiting)) == sorted(sequence.number for sequence in self.alive)
         for sequence in running:
             assert len(sequence.pages) >= pages_for(sequence.computed)
-            assert sequence.computed <= sequence.ready <= sequence.known
+            assert sequence.computed <= sequence.ready <= sequence.known_rows
         for sequence in waiting:
             assert not sequence.pages and sequence.computed == 0
 

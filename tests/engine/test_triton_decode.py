@@ -164,7 +164,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a few pages are tried: the interpreter takes milliseconds for each."""
     monkeypatch.setattr(attention._Bench, "LENGTHS", (1, 1, 2, 3))
     monkeypatch.setattr(attention._Bench, "CUTS", ((1, (1, 5, PAGE_ROWS - 1)), (3, (5,))))
-    monkeypatch.setattr(attention._Bench, "WHOLE", (1, 3))
+    monkeypatch.setattr(attention._Bench, "FULL_RUN_PAGES", (1, 3))
 
 
 @pytest.mark.parametrize("how", ["brief", pytest.param("whole", marks=lengths.LONG)])

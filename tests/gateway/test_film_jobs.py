@@ -297,7 +297,7 @@ async def test_nobody_makes_the_films_of_another_host_go(film_maker: servers.Ser
             await ended(url, f"key {number}", host="127.0.0.2", prompt="\N{CAT}" * 30_000, options={"nonsense": "1"})
         assert get(url, f"/{honest}").json()["status"] == "completed"
         assert get(url, f"/{honest}/content").status_code == 200
-    evil = [film_job(f"video_{n}", f"key {n}", ended_at=1.0, status="failed", host="evil") for n in range(film_jobs.MOST_KEPT)]
+    evil = [film_job(f"video_{n}", f"key {n}", ended_at=1.0, status="failed", host="evil") for n in range(film_jobs.MAX_ENDED_JOBS)]
     jobs = [film_job("video_x", ended_at=1.0, status="completed", host="honest"), *evil]
     assert film_jobs._first_to_go(jobs, lambda job: 1) is jobs[1]
 

@@ -24,7 +24,7 @@ from omnistage.client.files import to_pcm16
 from omnistage.gateway.page import FILES, FOLDER, HEADERS
 from omnistage.models.toy import files, formulas
 
-MOST_BYTES = 150_000
+MAX_BYTES = 150_000
 SEED = 5
 LENGTH = formulas.NATURAL_LENGTH
 
@@ -41,7 +41,7 @@ def test_its_files_come_with_what_a_browser_may_do(url: str) -> None:
         again = httpx2.get(str(answer.url), headers={"If-None-Match": answer.headers["etag"]})
         assert (again.status_code, again.content) == (304, b"") and "Content-Security-Policy" in again.headers
         size += len(answer.content)
-    assert size <= MOST_BYTES
+    assert size <= MAX_BYTES
 
 
 @pytest.mark.parametrize("name", ["none.js", "..%2fpage.py", "%2e%2e/door.py", ""])

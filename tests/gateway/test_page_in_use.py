@@ -36,7 +36,7 @@ TEXT = formulas.text(SEED, QUESTION, formulas.NATURAL_LENGTH).strip()
 SOUND = formulas.audio(SEED, QUESTION, formulas.NATURAL_LENGTH)
 PHONE: dict[str, Any] = {"viewport": {"width": 375, "height": 800}, "has_touch": True, "is_mobile": True}
 KEY = "s3cret-of-ann"
-MOST_PICTURE_BYTES = 200_000
+MAX_PICTURE_BYTES = 200_000
 
 WATCH_PICTURES = """
 window.seen = [];
@@ -436,7 +436,7 @@ async def its_picture_is_taken(place: GatewayInUse) -> None:
     """As for the readme."""
     path = place.folder / "page.png"
     await take_picture(place.url, path)
-    assert 10_000 < path.stat().st_size <= MOST_PICTURE_BYTES
+    assert 10_000 < path.stat().st_size <= MAX_PICTURE_BYTES
 
 
 BY_NAME = {name: deed for name, deed in globals().items() if name.startswith(("it_", "its_"))}

@@ -62,8 +62,8 @@ class CountingDecoder:
     def hidden(self, rows: StepRows, attention: Attention) -> Hidden:
         count = len(rows.items)
         value = rows.items @ torch.tensor([3, 5]) + torch.tensor([7, 11, 13]) @ rows.positions
-        if rows.given is not None and rows.has_given is not None:
-            value = value + ((rows.given.long() @ torch.tensor([17, 19]) + 1) * rows.has_given[:, 0])
+        if rows.given_vectors is not None and rows.has_given is not None:
+            value = value + ((rows.given_vectors.long() @ torch.tensor([17, 19]) + 1) * rows.has_given[:, 0])
         value = value % MODULUS
         keys_values = torch.zeros(count, 2, SPEC.head_size)
         keys_values[:, 1, 0] = value.float()

@@ -47,7 +47,7 @@ from omnistage.models.toy.files import Unreadable, pixels_of
 SESSIONS = 16
 TAIL = 3
 """Frames after the last row."""
-MOST = 500
+MAX_ROWS = 500
 OPENING = Prompt(prompt_items([1, 2, 3]))
 """The beginning of every speech."""
 
@@ -167,19 +167,19 @@ class ArithmeticTalker(OnEngine):
             raise BadRequest("talker.voice", f"no voice {request.voice!r}; there is only 'one'")
         with refuse_unfit("talker"):
             asked = SequenceRequest(
-                OPENING, request.seed, MOST, request.sampling, history=request.history_items, appended=True, client=request.client
+                OPENING, request.seed, MAX_ROWS, request.sampling, history=request.history_items, appended=True, client=request.client
             )
             self.engine.check(asked)
         return asked
 
     async def speak(self, prepared: SequenceRequest, inputs: AsyncIterator[Piece], ports: Wanted) -> AsyncGenerator[Frames, None]:
-        made, whole = len(prepared.history), MOST
+        made, whole = len(prepared.history), MAX_ROWS
         async with aclosing(self.engine.submit(prepared)) as stream:
             feed = PortFeed(stream, inputs, "hidden")
             async with feed.feeding():
                 while made < whole:
                     items = [event.item for event in await feed.take() if event.item is not None]
-                    whole = feed.rows + TAIL if feed.ended else MOST
+                    whole = feed.rows + TAIL if feed.has_ended else MAX_ROWS
                     items = items[: max(whole - made, 0)]
                     made += len(items)
                     if items:

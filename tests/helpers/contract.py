@@ -22,8 +22,8 @@ from helpers.servers import family_logic
 from omnistage.diffusion.stage import MAX_PART_BYTES
 from omnistage.models.conversation import Medium
 from omnistage.models.interface import MAX_CLIP_BYTES
+from omnistage.stage.content import MAX_ROW_BYTES
 from omnistage.stage.logic import Input, Output, SessionTiming, StageLogic, Start
-from omnistage.stage.model import MAX_ROW_BYTES
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 from omnistage.wire.errors import StageError
 
@@ -228,7 +228,7 @@ async def check_it_goes_on_wherever_it_was_lost(loaded: Loaded, rng: random.Rand
     for count in places:
         start, before = cut_after(loaded, made, count, rng)
         rest = await run(loaded, rng, start)
-        wanted = loaded.produces.keys() - start.ended
+        wanted = loaded.produces.keys() - start.ended_ports
         assert sorted(rest.ended()) == sorted(wanted) and rest.ports() == wanted, f"after {count} outputs"
         after, reached = rest.contents(), dict(start.first)
         for output in rest.outputs:
@@ -276,10 +276,10 @@ async def check_a_port_that_nobody_wants_changes_nothing_else(loaded: Loaded, rn
     whole = (await run(loaded, rng)).contents()
     for port in loaded.produces:
         for unwanted in ({port}, loaded.produces.keys() - {port}):
-            made = await run(loaded, rng, Start(ended=frozenset(unwanted)))
+            made = await run(loaded, rng, Start(ended_ports=frozenset(unwanted)))
             wanted = {port: carried for port, carried in whole.items() if port not in unwanted}
             assert made.contents() == wanted
-    assert (await run(loaded, rng, Start(ended=frozenset(loaded.produces)))).outputs == []
+    assert (await run(loaded, rng, Start(ended_ports=frozenset(loaded.produces)))).outputs == []
 
 
 async def check_a_session_that_is_given_up_leaves_nothing(loaded: Loaded, rng: random.Random) -> None:
@@ -433,7 +433,7 @@ async def check_what_it_tells_of_an_answer_is_true(loaded: Loaded, rng: random.R
     assert one.told.drew == other.told.drew
     if one.told.drew is False:
         assert one.contents() == other.contents()
-    ended = await run(loaded, rng, Start(ended=frozenset(loaded.produces)))
+    ended = await run(loaded, rng, Start(ended_ports=frozenset(loaded.produces)))
     assert (ended.told.unspoken, ended.told.unspoken_runs) == (one.told.unspoken, one.told.unspoken_runs)
     assert ended.told.drew == one.told.drew
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import IO
 
 from helpers.processes import wait_end
-from omnistage.models.fetch.disk import cache_directory
+from omnistage.models.fetch.own_files import cache_directory
 from omnistage.models.smol.store import THINKER, VOICE, model_directory
 from tools import setup, torch_build
 
@@ -289,7 +289,7 @@ ROUTER_EXTRAS = ("server",)
 PLATFORMS = ("manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in range(17, 37)))
 TIMEOUT_S = 240.0
 PIECE = 1 << 20
-MOST_KEPT = 8 << 30
+MAX_IMAGE_BYTES = 8 << 30
 """Bytes of images that are kept from run to run."""
 
 ENVIRONMENT = "opt/omnistage"
@@ -374,7 +374,7 @@ def kept() -> Iterator[Path | None]:
             shutil.rmtree(images, ignore_errors=True)
         made_of.unlink(missing_ok=True)  # One that is cut short in the middle is not gone on with.
         yield images
-        if _size(images) <= MOST_KEPT:
+        if _size(images) <= MAX_IMAGE_BYTES:
             made_of.write_text(_digest())
         else:
             shutil.rmtree(images)

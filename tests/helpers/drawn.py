@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from helpers.ask import WholeAnswer
-from omnistage.models.diffusers.folder import load_processor, quiet
+from omnistage.models.diffusers.folder import load_processor, mute_libraries
 from omnistage.v1 import omni_pb2, stage_pb2
 
 
@@ -53,7 +53,7 @@ def check_near(found: NDArray[np.int16], wanted: NDArray[np.int16]) -> None:
 
 def drawn_by_diffusers(folder: Path, seed: int, prompt: str, lora: Path | None = None, /, **options: Any) -> NDArray[np.int16]:
     processor = {"processor": load_processor(folder / "processor")} if (folder / "processor").is_dir() else {}
-    with quiet():
+    with mute_libraries():
         pipe: Any = diffusers.DiffusionPipeline.from_pretrained(folder, local_files_only=True, use_safetensors=True, **processor)
         pipe.set_progress_bar_config(disable=True)
         if lora is not None:

@@ -137,7 +137,7 @@ class StarvingTalker(OnEngine):
                 while True:
                     events = await feed.take()
                     items = [event.item for event in events if event.item is not None]
-                    whole = feed.rows + 1 + TAIL if feed.ended else 1 << 30
+                    whole = feed.rows + 1 + TAIL if feed.has_ended else 1 << 30
                     if made > whole:
                         raise BadRequest("resume.history", f"the speech has {whole} frames, fewer than the {made} that are there")
                     items = items[: whole - made]

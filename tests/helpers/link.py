@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from helpers.ports import take_address
 from helpers.run import PLENTY, params
 from helpers.servers import Local, local_stage, toy_logic
-from omnistage.link.channels import TICK_S, Channels
 from omnistage.link.link import Link
+from omnistage.link.liveness import TICK_S, Channels
 from omnistage.link.search import FixedRoute, Route
 from omnistage.v1 import chunk_pb2, stage_pb2
 from omnistage.wire.channel import Credentials, server_options

@@ -78,7 +78,7 @@ async def run_logic(
     be a function of what the session needs. stop_after: so many outputs, and its caller goes away."""
     start = start or Start()
     known = {port.name for port in logic.description.produces if port.payload != stage_pb2.PAYLOAD_TENSOR}
-    before = Start({port: first for port, first in start.first.items() if port in known}, start.ended & known, start.history)
+    before = Start({port: first for port, first in start.first.items() if port in known}, start.ended_ports & known, start.history)
     work = await logic.prepare(stage_pb2.Open(params=params, seed=seed, scope=scope), before)
     made = LogicOutput(work.needs)
     pieces = inputs(work.needs) if callable(inputs) else inputs

@@ -34,7 +34,7 @@ from transformers.models.t5 import T5Config, T5EncoderModel
 from transformers.models.umt5 import UMT5Config, UMT5EncoderModel
 
 from helpers.drawings import kept_folder
-from omnistage.models.diffusers.folder import quiet
+from omnistage.models.diffusers.folder import mute_libraries
 
 FILM_SIDE, FRAMES, RATE_HZ, CHANNELS = 32, 5, 1600, 1
 FILM_RATE_HZ, FILM_CHANNELS = 8000, 2
@@ -144,7 +144,7 @@ def show_same_frames(found: bytes, expected: bytes) -> bool:
 
 def _saved(pipeline: Any, **parts: Any) -> Path:
     home = kept_folder()
-    with quiet():
+    with mute_libraries():
         pipeline(**parts).save_pretrained(home)
     return home
 

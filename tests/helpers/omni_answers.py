@@ -31,7 +31,7 @@ from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2
 
 TOKENS = 24
 
-LEAST_S = 1.05
+MIN_S = 1.05
 """The least length of a sound beside others: Transformers computes a shorter one of Qwen3-Omni otherwise than alone."""
 
 CLOSE = 1e-4
@@ -95,7 +95,7 @@ class Answers(ABC):
         kind, later = CASES[case]
         never = self.tokenizer.unsayable | self.tokenizer.ends
         while True:
-            turns = (*(earlier(source) if later else ()), Turn("user", parts(kind, source, LEAST_S)))
+            turns = (*(earlier(source) if later else ()), Turn("user", parts(kind, source, MIN_S)))
             seen, voice, seed = await self.reference.read(turns), source.choice(VOICES), source.getrandbits(32)
             answer = self.reference.answer(turns, seen, TOKENS, never)
             if any(answer.close) or len(set(answer.tokens)) < DISTINCT:

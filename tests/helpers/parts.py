@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from omnistage.engine.decoder import DecoderParts, PackedDecoder, Tap, deepstack, last_and_embedding
-from omnistage.engine.devices import ALONE, Group
+from omnistage.engine.devices import ONE_RANK, Group
 from omnistage.engine.parts import DecoderConfig, ExpertSizes, Materials, experts, head_rms_norm, interleaved_axes, rotary
 from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.engine.types import Sampling
@@ -20,7 +20,7 @@ from omnistage.models.checkpoint.decoder import config_of_part, weights_of_part
 from omnistage.models.options import LoadOptions
 
 READER = "helpers.parts:read_toy"
-EXPERTS = ExpertSizes(experts=7, chosen=3, size=36, normalized=True, shared=44)
+EXPERTS = ExpertSizes(experts=7, experts_per_row=3, size=36, normalized=True, shared=44)
 SECTIONS = (5, 4, 3)
 STACKED = 2
 """Layers behind which a part of a given vector is added."""
@@ -54,7 +54,7 @@ class ToyPart:
             made[name] = values.to(dtype)
         return made
 
-    def decoder(self, seed: int, dtype: torch.dtype = torch.float32, group: Group = ALONE) -> PackedDecoder:
+    def decoder(self, seed: int, dtype: torch.dtype = torch.float32, group: Group = ONE_RANK) -> PackedDecoder:
         weight = self.weights(seed, dtype).get
         if group.size == 1:
             return PackedDecoder(self.config, weight, self.parts)
@@ -136,7 +136,7 @@ MIX = ToyPart(
         "layers.*.mlp.shared_expert.up_proj": "colwise",
         "layers.*.mlp.shared_expert.down_proj": "rowwise",
     },
-    EXPERTS.cut,
+    EXPERTS.divided_sizes,
     mixed_prompt,
 )
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnistage.client import AsyncOmni
-from omnistage.router.admission import API_KEY
+from omnistage.router.callers import API_KEY
 from omnistage.router.front import GenerateContext
 from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc
 from omnistage.wire.channel import server_options

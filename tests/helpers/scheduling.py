@@ -54,10 +54,10 @@ class SchedulerHouse:
     def fits(self, sequence: Sequence) -> bool:
         """Whether there is a place and room, though nobody leaves and nothing of it is kept."""
         running = self.scheduler.running
-        promised = sum(max(pages_for(other.known) - len(other.pages), 0) for other in running) + sequence.begun * len(running)
+        promised = sum(max(pages_for(other.known_rows) - len(other.pages), 0) for other in running) + sequence.has_begun * len(running)
         placed = sum(not other.idle for other in running)
         room = self.pool.free + self.pool.only_kept - promised
-        return placed < self.limits.max_sequences and pages_for(sequence.known) <= room
+        return placed < self.limits.max_sequences and pages_for(sequence.known_rows) <= room
 
     def left(self, overdue: set[Sequence]) -> int:
         """Rows that those have left that run, or are overdue and wait."""
@@ -95,8 +95,8 @@ class SchedulerHouse:
         self.check_turns(able, overdue, admitted)
         assert admitted or self.scheduler.preemptions == before, "pages were taken for nobody"
         for sequence in admitted:
-            sequence.begun = True
-            assert sequence.computed == len(sequence.pages) * PAGE_ROWS < sequence.known
+            sequence.has_begun = True
+            assert sequence.computed == len(sequence.pages) * PAGE_ROWS < sequence.known_rows
         if admitted:
             assert sum(not sequence.idle for sequence in self.scheduler.running) <= self.limits.max_sequences
         step = self.scheduler.plan(most_rows)

@@ -15,7 +15,7 @@ from diffusers import AutoencoderKL, ControlNetModel, DPMSolverMultistepSchedule
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
 from helpers.drawings import kept_folder
-from omnistage.models.diffusers.folder import quiet
+from omnistage.models.diffusers.folder import mute_libraries
 
 SIDE = 64
 """The side of the picture that the model draws by default, in pixels."""
@@ -36,7 +36,7 @@ def stable_diffusion() -> Path:
     words: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1, "vocab_size": len(tokenizer)}
     text = CLIPTextConfig(**words, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
     sizes: dict[str, Any] = {"block_out_channels": (8, 16), "layers_per_block": 1, "cross_attention_dim": 32, "attention_head_dim": 4}
-    with quiet():
+    with mute_libraries():
         pipe: Any = StableDiffusionPipeline(
             vae=AutoencoderKL(block_out_channels=[8, 16, 16, 16], latent_channels=4, **halves, **norms),
             text_encoder=CLIPTextModel(text),
@@ -58,7 +58,7 @@ def variant(class_name: str, folder: Path, scheduler: Mapping[str, Any] | None =
     index = json.loads((folder / "model_index.json").read_text())
     index["_class_name"] = class_name
     if controlled:
-        with quiet():
+        with mute_libraries():
             torch.manual_seed(1)
             unet = UNet2DConditionModel.from_pretrained(folder / "unet")
             controlnet = ControlNetModel.from_unet(unet, conditioning_embedding_out_channels=(8, 8, 8, 8))

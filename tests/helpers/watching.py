@@ -10,7 +10,7 @@ from pathlib import Path
 from helpers.run import RunStream, open_of
 from helpers.servers import ServerProcess, stage_flags
 from omnistage.host.addresses import Resolver
-from omnistage.link.channels import Channels
+from omnistage.link.liveness import Channels
 from omnistage.router.placement import Placement
 from omnistage.v1 import omni_pb2, stage_pb2, stage_pb2_grpc
 from omnistage.wire.channel import Credentials

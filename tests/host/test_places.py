@@ -22,7 +22,7 @@ def take_all(places: Places, host: str, name: str = "") -> list[Ticket]:
             ticket = places.ask(Client(host, name))
         except Refused:
             return tickets
-        if not ticket.given:
+        if not ticket.has_place:
             assert places.leave(ticket) == []
             return tickets
         tickets.append(ticket)
@@ -34,23 +34,23 @@ def test_one_client_leaves_room_and_the_next_ones_find_it(limit: int):
     first = take_all(places, "first")
     assert limit / 2 <= len(first) < limit and len(first) <= math.ceil(SHARE * limit)
     second = places.ask(Client("second"))
-    assert second.given
+    assert second.has_place
 
 
 def test_a_client_alone_may_have_all_places_where_that_is_said():
     places = Places(8, 1)
-    assert len(take_all(places, "only")) == 8 and Places(1, SHARE).ask(Client("only")).given
+    assert len(take_all(places, "only")) == 8 and Places(1, SHARE).ask(Client("only")).has_place
 
 
 def test_who_comes_when_all_places_are_taken_waits_and_who_has_most_of_them_does_not():
     places = Places(8, SHARE)
     rich = take_all(places, "rich")
     others = [places.ask(Client(f"other {n}")) for n in range(8 - len(rich))]
-    assert places.taken == 8 and all(ticket.given for ticket in others)
+    assert places.taken_places == 8 and all(ticket.has_place for ticket in others)
     with pytest.raises(Refused):
         places.ask(Client("rich"))
     late = places.ask(Client("late"))
-    assert not late.given and places.leave(rich.pop()) == [late] and late.given
+    assert not late.has_place and places.leave(rich.pop()) == [late] and late.has_place
 
 
 def test_places_go_to_who_holds_the_fewest_and_then_to_who_waited_longest():
@@ -88,7 +88,7 @@ def test_more_places_are_given_to_who_waits():
 def test_a_host_gets_no_more_by_inventing_keys(limit: int, keys: int):
     places = Places(limit, SHARE)
     held = [ticket for number in range(keys) for ticket in take_all(places, "rich", f"key:{number}")]
-    assert limit / 2 <= len(held) <= math.ceil(SHARE * limit) and places.ask(Client("honest")).given
+    assert limit / 2 <= len(held) <= math.ceil(SHARE * limit) and places.ask(Client("honest")).has_place
 
 
 def test_who_shares_a_host_with_a_greedy_client_waits_and_is_next():
@@ -97,7 +97,7 @@ def test_who_shares_a_host_with_a_greedy_client_waits_and_is_next():
     late = places.ask(Client("office", "key:late"))
     with pytest.raises(Refused):
         places.ask(Client("office", "key:greedy"))
-    assert not late.given and places.ask(Client("elsewhere")).given and places.leave(greedy.pop()) == [late]
+    assert not late.has_place and places.ask(Client("elsewhere")).has_place and places.leave(greedy.pop()) == [late]
 
 
 def test_whose_host_holds_little_is_served_before_the_invented_keys_of_another():
@@ -128,7 +128,7 @@ class PlacesHouse(RuleBasedStateMachine):
 
     @rule(host=st.sampled_from("abcd"), name=st.sampled_from(["", "x", "y", "z"]))
     def ask(self, host: str, name: str) -> None:
-        client, before = Client(host, name), self.places.taken
+        client, before = Client(host, name), self.places.taken_places
         poor = not any(ticket.client.host == host for ticket in [*self.held, *self.waiting])
         try:
             ticket = self.places.ask(client)
@@ -136,7 +136,7 @@ class PlacesHouse(RuleBasedStateMachine):
             assert not poor or before >= self.places.limit, "who holds nothing gets any free place"
             assert not poor or len(self.waiting) >= MAX_WAITING or self.places.limit < 1
             return
-        if ticket.given:
+        if ticket.has_place:
             assert before < self.places.limit
             self.held.append(ticket)
         else:
@@ -162,7 +162,7 @@ class PlacesHouse(RuleBasedStateMachine):
 
     def served(self, given: list[Ticket]) -> None:
         for ticket in given:
-            assert ticket.given
+            assert ticket.has_place
             del self.waiting[ticket]
             self.held.append(ticket)
             for other, left in self.waiting.items():
@@ -173,8 +173,8 @@ class PlacesHouse(RuleBasedStateMachine):
     @invariant()
     def no_place_is_lost(self) -> None:
         if hasattr(self, "places"):
-            assert (self.places.taken, self.places.waiting) == (len(self.held), len(self.waiting))
-            free = self.places.limit - self.places.taken
+            assert (self.places.taken_places, self.places.waiting) == (len(self.held), len(self.waiting))
+            free = self.places.limit - self.places.taken_places
             for ticket in self.waiting if free > 0 else ():
                 of_host = sum(held.client.host == ticket.client.host for held in self.held)
                 has_share = free == 1 or of_host * (1 - self.share) >= free * self.share

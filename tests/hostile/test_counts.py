@@ -23,7 +23,7 @@ from omnistage.wire.limits import MAX_FIELDS, TEXT_REQUEST_BYTES
 
 GENERATE = "/omnistage.v1.OmniService/Generate"
 CONVERSE = "/omnistage.v1.OmniService/Converse"
-MOST_GROWTH = 160 << 20
+MAX_GROWTH = 160 << 20
 """Bytes that a server may need for one request of a few MiB, beside others: its buffers, but not millions of objects, which are 0.9 GB."""
 
 SLOW_OR_BAD = {"BAD_REQUEST", "OVERLOADED"}
@@ -126,7 +126,7 @@ async def test_millions_of_one_field_at_a_router(standing: ServerProcesses, name
         peak = Peak(standing.router.pid)
         told = refusal(await asked(standing.address, millions(path, TEXT_REQUEST_BYTES)))
         assert told.reason == "BAD_REQUEST" and str(path).endswith(told.fields[0]), told
-        assert peak.growth < MOST_GROWTH
+        assert peak.growth < MAX_GROWTH
         await other.is_answered(1)
 
 
@@ -138,7 +138,7 @@ async def test_millions_of_one_field_in_a_conversation(standing: ServerProcesses
         code, details = await streamed(standing.address, CONVERSE, millions(path, TEXT_REQUEST_BYTES))
         assert code == grpc.StatusCode.INVALID_ARGUMENT
         assert path.field.name in details and "at most" in details
-    assert peak.growth < MOST_GROWTH
+    assert peak.growth < MAX_GROWTH
 
 
 @lengths.some_or_all("name", AT_STAGE, DRAWN)
@@ -152,7 +152,7 @@ async def test_millions_of_one_field_at_a_stage(standing: ServerProcesses, name:
         code, details = await streamed(stage.address, RUN, millions(path, 20 << 20))
         assert code == grpc.StatusCode.INVALID_ARGUMENT
         assert path.field.name in details and "at most" in details
-        assert peak.growth < MOST_GROWTH
+        assert peak.growth < MAX_GROWTH
         await other.is_answered(1)
 
 

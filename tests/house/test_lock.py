@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 from helpers import lengths
 from helpers.wheels import publish, use_only
 from tools import lock, setup, torch_build
-from tools.groups import OWN, read_apart
+from tools.groups import PICTURES_PACKAGE, read_apart
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 ENTRY = re.compile(r"([A-Za-z0-9._-]+)==([0-9][0-9A-Za-z.]*)(?: ; ([^\\]+?))?((?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n")
@@ -180,9 +180,9 @@ def test_an_extra_that_names_another_one_has_all_of_it(index: Path, project: Pat
 
 @lengths.TOOLING
 def test_the_package_that_is_built_from_here_is_sought_nowhere(index: Path, project: Path) -> None:
-    (project / "pyproject.toml").write_text(PROJECT + f'models = ["{OWN}>=0.1", "beta"]\n')
+    (project / "pyproject.toml").write_text(PROJECT + f'models = ["{PICTURES_PACKAGE}>=0.1", "beta"]\n')
     lock.lock(project, upgrade=False)
-    assert versions(project)["models"] == {"beta": "1.0"} and OWN not in constraints(project)
+    assert versions(project)["models"] == {"beta": "1.0"} and PICTURES_PACKAGE not in constraints(project)
 
 
 @lengths.TOOLING

@@ -214,7 +214,7 @@ def test_a_file_that_cannot_be_imported_is_told_with_the_reason_and_its_costs_ar
     assert status == 1
     (told,) = [line for line in printed if line.startswith("failed: ")]
     assert "tests/engine/test_notes.py" in told and "absent_package" in told
-    assert not json.loads((tmp_path / "build" / "tests" / "costs.json").read_text()).get(costs.WHOLE)
+    assert not json.loads((tmp_path / "build" / "tests" / "costs.json").read_text()).get(costs.WHOLE_KEY)
 
 
 @lengths.TOOLING
@@ -300,9 +300,9 @@ def test_what_fails_at_its_end_has_not_passed_and_counts_once(tmp_path: Path) ->
 def test_what_light_tests_print_is_shown_and_only_a_whole_run_that_passed_makes_a_table(tmp_path: Path) -> None:
     _, printed = run(tmp_path / "light", light="def test_it(): raise ValueError('seen by whoever looks')", notes=NOTES)
     assert [line for line in printed if "seen by whoever looks" in line]
-    assert not json.loads((tmp_path / "light" / "build" / "tests" / "costs.json").read_text()).get(costs.WHOLE)
+    assert not json.loads((tmp_path / "light" / "build" / "tests" / "costs.json").read_text()).get(costs.WHOLE_KEY)
     run(tmp_path / "good", good=GOOD, notes=NOTES)
-    assert json.loads((tmp_path / "good" / "build" / "tests" / "costs.json").read_text())[costs.WHOLE]
+    assert json.loads((tmp_path / "good" / "build" / "tests" / "costs.json").read_text())[costs.WHOLE_KEY]
 
 
 def test_of_several_drawn_cells_none_is_the_same(seed: int) -> None:
@@ -406,7 +406,7 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
     table = {"b.py": Cost(2.25, 1.0, 2, 0), "a.py": Cost(10.0, 20.0, 5, 3)}
     (tmp_path / "costs.json").write_text(costs.text_of(table, is_whole=True))
     assert costs.read(tmp_path / "costs.json") == {"a.py": Cost(10.0, 20.0, 5, 3), "b.py": Cost(2.2, 1.0, 2, 0)}
-    assert json.loads((tmp_path / "costs.json").read_text())[costs.WHOLE] is True
+    assert json.loads((tmp_path / "costs.json").read_text())[costs.WHOLE_KEY] is True
     lines = costs.table_text(table).splitlines()
     assert [line.split()[-1] for line in lines[1:3]] == ["a.py", "b.py"]
 

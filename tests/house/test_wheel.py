@@ -22,7 +22,7 @@ from helpers.lengths import LONG
 from helpers.wheels import environment
 from omnistage.client.private_stack import ALL_EXTRAS, install
 from tools import wheels
-from tools.groups import OWN
+from tools.groups import PICTURES_PACKAGE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -102,9 +102,9 @@ def test_it_holds_the_type_marker_the_licence_and_the_command(wheel: zipfile.Zip
 
 def test_the_picture_model_comes_with_the_extra_that_runs_models(wheel: zipfile.ZipFile, pictures: zipfile.ZipFile) -> None:
     needs = [Requirement(line) for line in about(wheel).get_all("Requires-Dist", [])]
-    (named,) = [one for one in needs if one.name == OWN]
+    (named,) = [one for one in needs if one.name == PICTURES_PACKAGE]
     assert str(named.marker) == 'extra == "models"'
-    assert about(pictures)["Name"] == OWN and named.specifier.contains(about(pictures)["Version"])
+    assert about(pictures)["Name"] == PICTURES_PACKAGE and named.specifier.contains(about(pictures)["Version"])
     model = ROOT / "pictures" / "omnistage_pictures"
     files = {path.relative_to(model.parent).as_posix() for path in model.rglob("*") if path.is_file() and path.suffix != ".pyc"}
     assert files == {name for name in pictures.namelist() if ".dist-info/" not in name}

@@ -18,8 +18,8 @@ from helpers.link import ENDED, Context, bare_peer, chunk, codes_of, hear, link_
 from helpers.run import params
 from helpers.servers import CREDENTIALS, local_stage, toy_logic, watch_until
 from helpers.waiting import until
-from omnistage.link.channels import SILENCE, TICK_S, Channels
 from omnistage.link.link import Link
+from omnistage.link.liveness import SILENCE, TICK_S, Channels
 from omnistage.v1 import stage_pb2
 from omnistage.wire.errors import StageError
 from omnistage.wire.proto_values import duration
@@ -76,10 +76,10 @@ class GrowingRoute:
     def others(self, address: str, revisions: Sequence[str]) -> Sequence[str]:
         return [other for other in self.addresses if other != address]
 
-    def lost(self, address: str) -> None:
+    def note_loss(self, address: str) -> None:
         """The route keeps the lost address."""
 
-    def known(self, address: str) -> Mapping[str, object]:
+    def describe_process(self, address: str) -> Mapping[str, object]:
         return {"process": {"state": "T"}}
 
 
@@ -246,7 +246,7 @@ def link_of(channels: Channels, addresses: Sequence[str]) -> Link:
 def link_before(channels: Channels, thinker: str, talkers: Sequence[str], within_s: float) -> Link:
     """A link to a Thinker with Talkers behind it."""
     hop = stage_pb2.Hop(kind=stage_pb2.STAGE_KIND_TALKER, model="toy-talker", takes=["hidden"], params=params("talker"), addresses=talkers)
-    route = route_to(thinker, kind="thinker", behind=[hop])
+    route = route_to(thinker, kind="thinker", later_hops=[hop])
     return Link(channels, route, opening("thinker", credits=0), deadline=time.monotonic() + within_s)
 
 

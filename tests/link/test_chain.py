@@ -241,7 +241,7 @@ async def chain(counts: Mapping[str, int] | None = None, short: Collection[str] 
         behind[0].checkpoints.append("codes")
         asked = params("thinker", PROMPT, max_tokens=TOKENS, ignore_eos=True)
         request = opening("thinker", {"audio": 0}, checkpoints=["text"], seed=SEED, params=asked)
-        route = route_to(*addresses["thinker"], kind="thinker", behind=behind, places_anew=True, patience_s=5.0)
+        route = route_to(*addresses["thinker"], kind="thinker", later_hops=behind, places_anew=True, patience_s=5.0)
         link = await stack.enter_async_context(link_by(route, request))
         await link.open()
         yield LinkedChain(running, link, LinkListener(link))

@@ -286,7 +286,7 @@ async def test_another_revision_may_answer_until_something_is_out():
     hops = [stage_pb2.Hop(kind=stage_pb2.STAGE_KIND_CODE2WAV, checkpoints=["words"])]
     two = stage_pb2.RunResponse(opened=stage_pb2.Opened(revisions=["7", "8"]))
     peer = Attempts(says(two), says(two, chunk(0)), says(two, chunk(1, last=True), ENDED))
-    async with bare_peer(peer) as address, link_by(route_to(address, behind=hops), opening(checkpoints=["codes"])) as link:
+    async with bare_peer(peer) as address, link_by(route_to(address, later_hops=hops), opening(checkpoints=["codes"])) as link:
         await link.open()
         assert (codes_of(await hear(link)), list(link.revisions)) == ([0, 1], ["7", "8"])
     assert [request.revision for request in peer.requests] == ["", "", "7"]

@@ -13,8 +13,8 @@ import pytest
 
 from helpers.servers import local_stage, toy_logic
 from helpers.waiting import until
-from omnistage.link import channels as pulse_rules
-from omnistage.link.channels import HESITATION, SILENCE, TICK_S, Channels, Hedges, Pulse, Pulses, Rhythm
+from omnistage.link import liveness as pulse_rules
+from omnistage.link.liveness import HESITATION, SILENCE, TICK_S, Channels, Hedges, Pulse, Pulses, Rhythm
 from omnistage.v1 import stage_pb2, stage_pb2_grpc
 from omnistage.wire.channel import Credentials, server_options
 
@@ -226,7 +226,7 @@ async def test_many_streams_to_one_address_are_one_watch() -> None:
 
 
 async def test_nothing_is_listened_to_when_the_last_stream_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omnistage.link.channels.LINGER_S", 0.05)
+    monkeypatch.setattr("omnistage.link.liveness.LINGER_S", 0.05)
     stage = Beating()
     async with beating(stage) as (pulses, address, _):
         pulse = pulses.of(address)

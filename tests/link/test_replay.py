@@ -66,12 +66,12 @@ class Log(RuleBasedStateMachine):
         self.log.keep(self.first + needed)
         self.kept = max(self.kept, min(self.first + needed, self.end))
 
-    @precondition(lambda self: self.log.can_cut)
+    @precondition(lambda self: self.log.can_forget_oldest)
     @rule()
     def cut(self) -> None:
         before = self.log.bytes
         sent_to = self.had[-1].first + self.had[-1].count if self.had else self.start
-        self.log.cut()
+        self.log.forget_oldest()
         assert self.log.bytes <= before
         self.cut_to = self.log.first
         assert self.cut_to <= max(sent_to, self.start), "what was not sent was cut"
@@ -137,8 +137,8 @@ def test_a_replica_that_needs_nothing_but_the_end_gets_the_end_however_much_was_
     """The replica has heard everything. If the log forgot `last` together with the item that carried it, the replica would wait for
     ever."""
     log = filled(5)
-    while log.can_cut:
-        log.cut()
+    while log.can_forget_oldest:
+        log.forget_oldest()
     assert log.bytes == 0
     log.restart(5)
     assert [(chunk.first, chunk.count, chunk.last) for chunk in everything(log)] == [(5, 0, True)]

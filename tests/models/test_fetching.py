@@ -25,7 +25,7 @@ from helpers.package_index import CutAnswer, PackageIndex, package_index
 from helpers.processes import StartedProcess
 from helpers.waiting import until
 from omnistage.models.fetch import download
-from omnistage.models.fetch.disk import WAITING, cache_directory
+from omnistage.models.fetch.own_files import WAITING, cache_directory
 from omnistage.models.fetch.packages import Recipe, fetch_folder, verify
 from omnistage.models.reports import FetchError, ShowProgress, Unit
 from omnistage.models.smol.store import STAGES, model_directory

@@ -16,7 +16,7 @@ import pytest
 
 from helpers import lengths
 from helpers.drawings import writable
-from omnistage.models.checkpoint.files import CONSTANTS, DIALS, SAID, BadCheckpoint
+from omnistage.models.checkpoint.files import CONSTANTS, DIALS, OFFLINE_VARIABLES, BadCheckpoint
 from omnistage.models.options import LoadOptions
 from omnistage.models.registry import load
 
@@ -88,7 +88,7 @@ def test_nobody_is_asked_for_what_a_config_names(
     monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(token))
     for name in CONSTANTS:
         monkeypatch.setattr(huggingface_hub.constants, name, False)
-    for name in (*SAID, "HF_TOKEN"):
+    for name in (*OFFLINE_VARIABLES, "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     folder = naming(what, tmp_path / "m")
     seen.clear()

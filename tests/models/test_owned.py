@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from helpers.processes import open_files
-from omnistage.models.fetch.disk import LOCK, NEW, PREFIX, OwnFile, OwnFolder, sweep
+from omnistage.models.fetch.own_files import LOCK, NEW, PREFIX, OwnFile, OwnFolder, sweep
 
 
 def test_a_folder_that_is_kept_on_purpose_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_a_folder_that_is_kept_on_purpose_stays(monkeypatch: pytest.MonkeyPatch,
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from omnistage.models.fetch.disk import OwnFile, OwnFolder
+from omnistage.models.fetch.own_files import OwnFile, OwnFolder
 where = Path(sys.argv[1])
 for purpose in ("offload", "ranks", "partial"):
     (OwnFolder(purpose, where).path / "weights").write_text("x")

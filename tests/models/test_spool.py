@@ -19,7 +19,7 @@ from omnistage.models.conversation import Streamed
 from omnistage.models.interface import BadRequest, Full, Piece
 from omnistage.models.media.spool import MEDIA_PORTS, Spool
 
-MOST = 1 << 20
+MAX_FILM_BYTES = 1 << 20
 FILMS = [Streamed(port.name, "video/mp4") for port in MEDIA_PORTS[:3]]
 
 
@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def most(streamed: Streamed) -> int:
-    return MOST
+    return MAX_FILM_BYTES
 
 
 def pieces_of(media: dict[str, bytes], chance: random.Random) -> list[Piece]:
@@ -64,7 +64,7 @@ async def test_what_comes_out_is_what_came_in_however_it_was_cut(seed: int):
     async with spool.files(FILMS, most) as files:
         await files.take_all(arriving(pieces_of(media, chance)))
         assert spool.held_bytes == sum(map(len, media.values()))
-        for port, whole in files.whole.items():
+        for port, whole in files.complete_media.items():
             assert (whole.size, whole.digest) == (len(media[port]), hashlib.sha256(media[port]).digest())
             assert os.pread(whole.file, whole.size + 1, 0) == media[port]
     assert spool.held_bytes == 0
@@ -73,7 +73,7 @@ async def test_what_comes_out_is_what_came_in_however_it_was_cut(seed: int):
 @pytest.mark.parametrize(
     ("streamed", "pieces", "field"),
     [
-        *[(Streamed("media0", "video/mp4"), pieces, "port") for pieces in ([bytes(MOST), b"x"], [b""])],
+        *[(Streamed("media0", "video/mp4"), pieces, "port") for pieces in ([bytes(MAX_FILM_BYTES), b"x"], [b""])],
         *[(Streamed("media0", "video/mp4", total_bytes=5), [b"123", last], "total_bytes") for last in (b"456", b"4")],
     ],
     ids=["too large", "empty", "more than said", "less than said"],

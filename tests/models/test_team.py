@@ -29,7 +29,7 @@ from helpers.parts import requests as toy_requests
 from helpers.processes import few_descriptors, open_files, wait_end
 from helpers.waiting import until
 from omnistage.engine.adapter import TokenHead
-from omnistage.engine.devices import ALONE, Distributed
+from omnistage.engine.devices import ONE_RANK, Distributed
 from omnistage.engine.engine import Engine
 from omnistage.engine.plan import StepPlan
 from omnistage.engine.request import EngineClosed, Given, Prompt, SequenceEvent, SequenceRequest
@@ -74,7 +74,7 @@ def team_of(settings: LoadOptions, reader: str = RANDOM_READER) -> Iterator[Team
 
 def alone(settings: LoadOptions) -> tuple[Engine, list[torch.Tensor]]:
     """An engine of one rank, and what its decoder makes of the fixed sequence."""
-    decoder = read_random(Path(), replace(settings, tensor_parallel_size=1), ALONE)
+    decoder = read_random(Path(), replace(settings, tensor_parallel_size=1), ONE_RANK)
     engine = Engine(decoder, TokenHead(decoder.logits), pages=64, poison=True)
     return engine, fixed_results(decoder, decoder.logits, engine.attention.backend)
 
@@ -242,14 +242,14 @@ def test_a_size_that_does_not_divide_is_refused(size: int) -> None:
 @pytest.mark.parametrize(("name", "way"), [("mlp", "moe_tp_experts"), ("mlp.gate_up_proj", "packed_colwise")])
 def test_a_plan_that_cuts_in_another_way_is_refused(name: str, way: str) -> None:
     with pytest.raises(LoadError, match=rf"the plan cuts layers\.\*\.{name} '{way}', which is not known here"):
-        weights_of_part(lambda name: None, {f"layers.*.{name}": way}, ALONE)
+        weights_of_part(lambda name: None, {f"layers.*.{name}": way}, ONE_RANK)
 
 
 def test_experts_that_cannot_be_cut_are_told() -> None:
     """The shared one: of the others a rank has some, whole, and another one more."""
     told = "does not divide .* 44 columns of the shared expert, 218 tokens of this model; it can be 1 or 2"
     with pytest.raises(LoadError, match=f"tensor_parallel_size 3: {told}"):
-        config_of_part(MIXED, 3, EXPERTS.cut)
+        config_of_part(MIXED, 3, EXPERTS.divided_sizes)
     ranks = [EXPERTS.of_rank(Distributed(rank, 3)) for rank in range(3)]
     assert [len(experts) for experts in ranks] == [3, 2, 2] and sorted(expert for experts in ranks for expert in experts) == list(range(7))
 

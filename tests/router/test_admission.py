@@ -22,19 +22,8 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_g
 from helpers.ask import refusal
 from helpers.servers import CLIENT_OPTIONS
 from omnistage.host.places import Client
-from omnistage.router.admission import (
-    MAX_LARGE,
-    STALLED_S,
-    Admission,
-    Callers,
-    Gate,
-    Place,
-    Turns,
-    client_text,
-    name_of,
-    request_of,
-    scope_of,
-)
+from omnistage.router.admission import MAX_LARGE, STALLED_S, Admission, Gate, Place, Turns
+from omnistage.router.callers import Callers, client_text, name_of, request_of, scope_of
 from omnistage.wire.errors import StageError
 from omnistage.wire.token import GATEWAY_HOST, GATEWAY_KEY, Token
 
@@ -335,7 +324,7 @@ def test_a_scope_is_that_of_a_key_and_all_without_one_share_theirs() -> None:
 
 def test_whoever_knows_an_address_does_not_know_its_name() -> None:
     """It is another one in another process."""
-    program = "from omnistage.router.admission import Client, name_of; print(name_of(Client('10.0.0.1')))"
+    program = "from omnistage.router.callers import Client, name_of; print(name_of(Client('10.0.0.1')))"
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
     assert len(other) == 33 and other != name_of(client_of(ClientCall(ONE)))
 

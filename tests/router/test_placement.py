@@ -25,7 +25,7 @@ from helpers.servers import ServerProcess, local_stage, stage_flags, stage_stub,
 from helpers.watching import thinker, until, waiting_session, watched
 from omnistage.connector import shm
 from omnistage.host.places import Client
-from omnistage.link.channels import Channels
+from omnistage.link.liveness import Channels
 from omnistage.router import placement as placing
 from omnistage.router.admission import Admission
 from omnistage.router.answer import AnswerLimits, Generation
@@ -299,7 +299,7 @@ async def test_one_that_was_stopped_and_wakes(tmp_path: Path) -> None:
                 await until(placement, {stage.address: LOST})
                 placement.suspect([stage.address])
                 placement.suspect([stage.address])
-                known = placement.known("thinker", stage.address)
+                known = placement.describe_process("thinker", stage.address)
             finally:
                 os.kill(stage.pid, signal.SIGCONT)
             await until(placement, {stage.address: SERVING})
@@ -359,8 +359,8 @@ def test_of_which_process_it_says_nothing(host: str) -> None:
         def known(address: str, pid: int, boot_id: str = here) -> dict[str, object]:
             process = ReplicaProcess(address)
             process.is_at(pid, boot_id)
-            process.heard()
-            return process.known()
+            process.note_sign_of_life()
+            return process.describe()
 
         assert known(address, own)
         for other in (os.getppid(), 1, 0, 2**31 - 1, 2**32 - 1):

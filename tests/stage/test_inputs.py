@@ -111,10 +111,10 @@ async def test_views_are_given_back_when_a_session_ends_early(arena: Arena, send
     for n in range(5):
         inputs.put(chunk(n, *sender.pack(ROWS[n : n + 1])))
     first = await anext(inputs)
-    assert receiver.held == 5
+    assert receiver.view_count == 5
     del first
     inputs.close()
-    assert receiver.held == 0
+    assert receiver.view_count == 0
     receiver.close()
     sender.close(clean=True)
     assert arena.leases == 0
@@ -210,7 +210,7 @@ async def test_what_comes_after_the_end_of_a_session_is_not_held(sender: Sender,
     inputs.put(chunk(0, *sender.pack(ROWS[:1])))
     inputs.close()
     inputs.put(chunk(1, *sender.pack(ROWS[:1])))
-    assert receiver.held == 0
+    assert receiver.view_count == 0
 
 
 async def test_what_waits_when_the_caller_interrupts_is_dropped(sender: Sender, receiver: Receiver):

@@ -20,9 +20,9 @@ from omnistage.connector.transport import Receiver, Sender
 from omnistage.models.interface import Content, ElementType, PortSpec
 from omnistage.models.text.engine_model import array_of
 from omnistage.models.toy import formulas
+from omnistage.stage.content import MAX_ROW_BYTES, pieces, row_outputs
 from omnistage.stage.inputs import convert_rows
 from omnistage.stage.logic import Input
-from omnistage.stage.model import MAX_ROW_BYTES, pieces, row_outputs
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 from omnistage.wire.errors import StageError
 

@@ -256,7 +256,7 @@ def test_a_new_session_has_nothing():
     assert not new.is_resumed and new == Resumption()
     assert new.start({"hidden": 3}).first == {"hidden": 3}
     writer = new.writer("codes")
-    assert (writer.seq, writer.first, writer.ended) == (0, 0, False)
+    assert (writer.seq, writer.first, writer.is_ended) == (0, 0, False)
 
 
 def test_a_session_that_was_lost_before_its_first_output_is_one_that_goes_on():
@@ -270,20 +270,20 @@ def test_each_stage_takes_its_own_and_passes_on_the_rest():
     assert dict(thinker.positions) == {"text": positions[0]}
     (whole,) = thinker.history.values()
     assert (whole.count, list(whole.text.token_ids), whole.text.text) == (5, [0, 1, 2, 3, 4], "w " * 5)
-    assert list(thinker.behind.positions) == positions[1:] and list(thinker.behind.history) == [codes(0, 4)]
+    assert list(thinker.later_resume.positions) == positions[1:] and list(thinker.later_resume.history) == [codes(0, 4)]
     start = thinker.start({"hidden": 2})
-    assert (dict(start.first), start.ended, start.history) == ({"hidden": 2, "text": 5}, frozenset(), thinker.history)
+    assert (dict(start.first), start.ended_ports, start.history) == ({"hidden": 2, "text": 5}, frozenset(), thinker.history)
 
-    talker = Resumption.of(stage_pb2.Open(resume=thinker.behind), TALKER)
+    talker = Resumption.of(stage_pb2.Open(resume=thinker.later_resume), TALKER)
     assert dict(talker.positions) == {"codes": positions[1]} and dict(talker.history) == {"codes": codes(0, 4)}
-    assert list(talker.behind.positions) == [positions[2]] and not talker.behind.history
+    assert list(talker.later_resume.positions) == [positions[2]] and not talker.later_resume.history
     writer = talker.writer("codes")
-    assert (writer.seq, writer.first, writer.ended) == (7, 4, False)
+    assert (writer.seq, writer.first, writer.is_ended) == (7, 4, False)
 
 
 def test_a_port_that_ended_is_known():
     ended = of([at("codes", 2, 3, ended=True)], [codes(0, 3, last=True)])
-    assert ended.ended == {"codes"} and ended.start({}).ended == {"codes"} and ended.writer("codes").ended
+    assert ended.ended_ports == {"codes"} and ended.start({}).ended_ports == {"codes"} and ended.writer("codes").is_ended
 
 
 @given(pieces=st.lists(st.tuples(st.sampled_from(PAYLOADS), st.integers(0, 4), st.sampled_from([False] * 4 + [True])), max_size=30))
@@ -302,17 +302,17 @@ def test_whatever_a_link_holds_is_taken(pieces: Sequence[tuple[str, int, bool]])
         account.accept(chunk)
         place[port] = (seq + 1, first + count, last)
     thinker = Resumption.of(stage_pb2.Open(resume=account.resume()), THINKER)
-    talker = Resumption.of(stage_pb2.Open(resume=thinker.behind), TALKER)
+    talker = Resumption.of(stage_pb2.Open(resume=thinker.later_resume), TALKER)
     for port, own in (("text", thinker), ("codes", talker)):
         seq, first, ended = place.get(port, (0, 0, False))
         writer = own.writer(port)
-        assert (writer.seq, writer.first, writer.ended) == (seq, first, ended)
+        assert (writer.seq, writer.first, writer.is_ended) == (seq, first, ended)
         assert own.start({}).first.get(port, 0) == first
         assert (port in own.history) == (port in place)
         if port in place:
             history = own.history[port]
             assert (history.count, history.first, history.last) == (first, 0, ended)
-    behind = {p.port: (p.seq, p.first, p.ended) for p in talker.behind.positions}
+    behind = {p.port: (p.seq, p.first, p.ended) for p in talker.later_resume.positions}
     assert behind == {port: where for port, where in place.items() if port == "audio"}
 
 

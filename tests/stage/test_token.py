@@ -20,7 +20,7 @@ from helpers.servers import CHAIN, CLIENT_OPTIONS, Local, local_router, local_st
 from helpers.stage import hop_to
 from helpers.watching import SETTLE_S
 from omnistage.host.errors import StartError
-from omnistage.link.channels import Channels
+from omnistage.link.liveness import Channels
 from omnistage.router.placement import Placement
 from omnistage.stage.server import MAX_TOKENLESS, Guard, check_open
 from omnistage.v1 import stage_pb2, stage_pb2_grpc

@@ -14,7 +14,7 @@ from helpers.servers import ServerProcesses, all_free, omni_stub, stack
 from omnistage.models.toy import formulas
 from omnistage.v1 import omni_pb2, stage_pb2
 
-MOST_GROWTH = 64 << 20
+MAX_GROWTH = 64 << 20
 """Bytes that a process may need for one turn: 12 MiB in the router and 16 in the stage, the buffers of gRPC, and what Python does not give
 back. Media that were held would be five times that at least."""
 
@@ -54,7 +54,7 @@ async def test_300_mb_pass_in_little_memory(standing: ServerProcesses):
         before = peaks(standing)
         answer = await conversation.turn(film(300 << 20, said=True), {"media0": zeros("media0", 300 << 20)})
         assert answer.text() == seen(300 << 20)
-        assert [peak.growth for peak in before if peak.growth > MOST_GROWTH] == []
+        assert [peak.growth for peak in before if peak.growth > MAX_GROWTH] == []
     await all_free(list(standing.addresses.values()))
 
 
@@ -71,7 +71,7 @@ async def test_a_film_of_1_gib_is_refused_by_its_limit_and_not_by_memory(standin
             assert not conversation.room
         else:
             assert (512 << 20) // PIECE < conversation.room["media0"] < (600 << 20) // PIECE
-        assert [peak.growth for peak in before if peak.growth > MOST_GROWTH] == []
+        assert [peak.growth for peak in before if peak.growth > MAX_GROWTH] == []
         answer = await conversation.turn(film(PIECE, said=False), {"media0": zeros("media0", PIECE)})
         assert answer.text() == seen(PIECE)
     await all_free(list(standing.addresses.values()))

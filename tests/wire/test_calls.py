@@ -390,8 +390,8 @@ async def test_it_is_lost_when_the_server_ends_and_not_before() -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=client_options()) as channel:
         await connect(channel, 30.0)
         with ConnectionWatch(channel) as connection:
-            lost = connection.lost
-            assert connection.lost is lost and not connection.is_lost
+            lost = connection.loss
+            assert connection.loss is lost and not connection.is_lost
             await server.stop(0)
             async with asyncio.timeout(30):
                 await lost
@@ -402,7 +402,7 @@ async def test_where_there_is_none_it_is_lost() -> None:
     async with grpc.aio.insecure_channel(take_address(), options=client_options()) as channel:
         with ConnectionWatch(channel) as connection:
             async with asyncio.timeout(30):
-                await connection.lost
+                await connection.loss
             assert connection.is_lost
 
 

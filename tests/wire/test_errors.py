@@ -17,7 +17,7 @@ from helpers import wire
 from helpers.mutation import changed
 from helpers.run import messages
 from omnistage.client import call
-from omnistage.link.channels import StreamLost
+from omnistage.link.liveness import StreamLost
 from omnistage.v1 import chunk_pb2, error_pb2, omni_pb2, stage_pb2, tensor_pb2
 from omnistage.wire import limits
 from omnistage.wire.errors import DOMAIN, LOST_HERE, REASONS, StageError, bad_request, is_ok, protocol_error
@@ -42,10 +42,10 @@ def test_the_comments_of_the_contract_say_what_the_table_says():
     said = {name: (code, bool(retry)) for code, retry, name in COMMENT.findall(CONTRACT.read_text(encoding="utf-8"))}
     assert said == {name: (reason.code.name, reason.retry_delay_s is not None) for name, reason in REASONS.items()}
     assert named_after("try another replica:") == {name for name, reason in REASONS.items() if reason.another_replica}
-    reopened = {name for name, reason in REASONS.items() if reason.reopens and not reason.behind}
+    reopened = {name for name, reason in REASONS.items() if reason.reopens and not reason.is_about_later_stage}
     assert named_after("with a session that runs:") == reopened
-    assert {name for name, reason in REASONS.items() if reason.behind} == {"STAGE_LOST"}
-    assert LOST_HERE.another_replica and LOST_HERE.reopens and not LOST_HERE.behind
+    assert {name for name, reason in REASONS.items() if reason.is_about_later_stage} == {"STAGE_LOST"}
+    assert LOST_HERE.another_replica and LOST_HERE.reopens and not LOST_HERE.is_about_later_stage
 
 
 def test_an_error_has_the_delay_of_the_table_unless_it_brings_one():
@@ -63,7 +63,8 @@ def test_an_error_from_another_process_has_the_delay_that_came_with_it_or_none()
 
 
 def test_a_client_waits_for_the_refusals_that_pass():
-    assert set(call.NOT_YET) == {name for name, reason in REASONS.items() if reason.retry_delay_s is not None and not reason.behind}
+    delayed = {name for name, reason in REASONS.items() if reason.retry_delay_s is not None}
+    assert set(call.NOT_YET) == {name for name in delayed if not REASONS[name].is_about_later_stage}
 
 
 @pytest.mark.parametrize("reason", NAMES)

@@ -34,7 +34,7 @@ def test_what_a_writer_numbers_a_reader_takes(counts: list[int]):
         (chunk,) = text(writer, count, last=number == len(counts) - 1)
         assert (chunk.seq, chunk.first, chunk.count) == (number, sum(counts[:number]), count)
         reader.accept(chunk)
-    assert writer.ended and reader.ended
+    assert writer.is_ended and reader.is_ended
     assert (reader.seq, reader.first) == (writer.seq, writer.first) == (len(counts), sum(counts))
 
 
@@ -45,7 +45,7 @@ def test_a_port_that_goes_on_is_numbered_from_where_it_stood(seq: int, first: in
         (chunk,) = text(writer, count, last=number == len(counts) - 1)
         assert (chunk.seq, chunk.first) == (seq + number, first + sum(counts[:number]))
         reader.accept(chunk)
-    assert reader.ended
+    assert reader.is_ended
 
 
 @given(st.lists(st.integers(1, 4), min_size=2, max_size=20), st.data())
@@ -103,7 +103,7 @@ def test_a_large_tensor_goes_in_parts_and_its_items_count_with_the_last(megabyte
     assert [chunk.count for chunk in chunks] == [0] * (megabytes - 1) + [2]
     assert [chunk.last for chunk in chunks] == [False] * (megabytes - 1) + [last]
     assert [(chunk.seq, chunk.first) for chunk in chunks] == [(n, 0) for n in range(megabytes)]
-    assert (writer.first, writer.ended) == (2, last)
+    assert (writer.first, writer.is_ended) == (2, last)
 
 
 @given(st.lists(st.integers(0, 100)))

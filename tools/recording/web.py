@@ -32,7 +32,7 @@ WRONG: tuple[Any, ...] = (None, "", "nonsense", -1, 0, 1.5, 10**12, True, [], {}
 WRONG_TEXTS = ("", "nonsense", "-1", "1e12", "[]")
 """The same for fields of forms."""
 
-JOINED = ("content", "transcript", "data", "delta", "audio", "reasoning_content")
+PIECE_FIELDS = ("content", "transcript", "data", "delta", "audio", "reasoning_content")
 """Fields of events of a stream that hold a piece: how a text or a sound is cut into pieces depends on time, so the pieces are joined."""
 
 
@@ -186,7 +186,7 @@ def joined_events(text: str) -> dict[str, Any]:
             events.append(event)
     # Answers of one request run side by side, each in its order.
     events.sort(key=lambda event: int(_choice(event["data"]).get("index", 0)))
-    return {"events": events, "pieces": {place: _joined(place, values) for place, values in pieces.items()}}
+    return {"events": events, "pieces": {place: _join_pieces(place, values) for place, values in pieces.items()}}
 
 
 def _choice(data: Any) -> Mapping[str, Any]:
@@ -209,13 +209,13 @@ def _without_pieces(value: Any, place: str, pieces: dict[str, list[Any]]) -> Any
         return {name: one for name, one in fields.items() if one != "<piece>" and name != "logprobs"}
     if isinstance(value, list) and not place.endswith("logprobs.content"):
         return [_without_pieces(one, f"{place}.{number}", pieces) for number, one in enumerate(value)]
-    if isinstance(value, list) or (isinstance(value, str) and place.rpartition(".")[2] in JOINED):
+    if isinstance(value, list) or (isinstance(value, str) and place.rpartition(".")[2] in PIECE_FIELDS):
         pieces.setdefault(place, []).append(value)
         return "<piece>"
     return value
 
 
-def _joined(place: str, values: list[Any]) -> Any:
+def _join_pieces(place: str, values: list[Any]) -> Any:
     """Pieces of one place as one: tokens as a list, sound as its digest, text as it is."""
     if isinstance(values[0], list):
         return [one for value in values for one in value]

@@ -330,7 +330,7 @@ class Arena:
     def _carve(self, capacity: int) -> Block | None:
         """Cut a block off the first segment that has room; None: no segment has."""
         for segment in self._segments.values():
-            if not segment.dedicated and (block := self._cut(segment, capacity)) is not None:
+            if not segment.dedicated and (block := self._cut_block(segment, capacity)) is not None:
                 return block
         return None
 
@@ -340,7 +340,7 @@ class Arena:
             if not segment.dedicated and segment.live_blocks == 0:
                 self._forget_free(segment)
                 segment.carved = PAGE
-                return self._cut(segment, capacity)
+                return self._cut_block(segment, capacity)
         return None
 
     def _grow(self, capacity: int, dedicated: bool) -> Block | None:
@@ -356,7 +356,7 @@ class Arena:
         segment.dedicated = dedicated
         self._next_segment += 1
         self._segments[segment.number] = segment
-        block = self._cut(segment, capacity)
+        block = self._cut_block(segment, capacity)
         if block is None:
             self._drop(segment)
         return block
@@ -408,7 +408,7 @@ class Arena:
         segment.carved = start
         return segment.size - start
 
-    def _cut(self, segment: ProducerSegment, capacity: int) -> Block | None:
+    def _cut_block(self, segment: ProducerSegment, capacity: int) -> Block | None:
         """Cut a block off the uncarved rest of a segment; None if the rest is too small, or the mount gives no memory for it."""
         end = segment.carved + BLOCK_HEADER + capacity
         cost_bytes = segment.reserve_cost(end)

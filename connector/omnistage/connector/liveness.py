@@ -32,7 +32,7 @@ from omnistage.connector.shm import MOUNT, PREFIX, create_file, liveness_name, u
 
 ARENA_ID_BYTES = 16
 
-OWN: set[bytes] = set()
+OWN_ARENAS: set[bytes] = set()
 """Arenas of this process. No code here may open their files: closing any descriptor of a file drops the process's lock on it."""
 
 _ATTEMPTS = 3
@@ -56,11 +56,11 @@ class Liveness:
 
     def _create(self) -> None:
         """Create the file of `arena` and lock it. Raises OSError with nothing left."""
-        OWN.add(self.arena)  # first, because a sweep may run in another thread
+        OWN_ARENAS.add(self.arena)  # first, because a sweep may run in another thread
         try:
             self._fd = create_file(liveness_name(self.arena))
         except OSError:
-            OWN.discard(self.arena)
+            OWN_ARENAS.discard(self.arena)
             raise
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -74,7 +74,7 @@ class Liveness:
         """Remove the file and drop the lock."""
         unlink(liveness_name(self.arena))
         os.close(self._fd)
-        OWN.discard(self.arena)
+        OWN_ARENAS.discard(self.arena)
 
 
 class Peer:
@@ -102,7 +102,7 @@ _peers: weakref.WeakValueDictionary[bytes, Peer] = weakref.WeakValueDictionary()
 def find_peer(arena: bytes) -> Peer | None:
     """The process that owns this arena, if its liveness file shows that it is alive. None if the arena belongs to this process, or its
     liveness file is missing, belongs to another user, or is not locked."""
-    if len(arena) != ARENA_ID_BYTES or arena in OWN:
+    if len(arena) != ARENA_ID_BYTES or arena in OWN_ARENAS:
         return None
     peer = _peers.get(arena)
     if peer is None:
@@ -141,7 +141,7 @@ def sweep(*, limit_s: float = math.inf) -> int:
     for arena, kinds in _arenas(deadline).items():
         if time.monotonic() >= deadline:
             break
-        if bytes.fromhex(arena) not in OWN:
+        if bytes.fromhex(arena) not in OWN_ARENAS:
             dead += _bury_arena(arena, kinds) if "live" in kinds else _bury_segments(arena, kinds)
     return dead
 

@@ -330,7 +330,7 @@ class Receiver:
         self._accept_shared_memory = accept_shared_memory
         self._arena: bytes | None = None
         self._assemblies: dict[str, tensors.Assembly] = {}
-        self._held: dict[_Key, _Lease] = {}
+        self._views: dict[_Key, _Lease] = {}
         self._copies: dict[int, _Lease] = {}  # by id of the lease: a hostile sender may refer to one block many times
         self._held_bytes = 0
         self._dropped: deque[weakref.ref[Raw]] = deque()  # leases without an alias; any thread may append one
@@ -338,10 +338,10 @@ class Receiver:
         self._closed = False
 
     @property
-    def held(self) -> int:
+    def view_count(self) -> int:
         """Number of views of the sender's memory that are alive."""
         self._collect()
-        return len(self._held)
+        return len(self._views)
 
     def answer(self, offers: Sequence[tensor_pb2.Offer]) -> tensor_pb2.Answer:
         """Choose among the other end's offers: shared memory if it can be proven, otherwise inline, with the first reason. Never raises."""
@@ -445,7 +445,7 @@ class Receiver:
         if layout.size == 0:
             raise InvalidReference("a tensor of no bytes has no block")
         key = (slot.segment, slot.offset, slot.generation)
-        if key in self._held:
+        if key in self._views:
             raise InvalidReference("the reference was sent before and its view is still alive")
         self._check_limit(layout.size)
         if self._copy:
@@ -459,7 +459,7 @@ class Receiver:
         segment.check(slot.offset, slot.length, slot.generation)
         # Unlike np.ndarray(buffer=...), frombuffer holds an export of the mapping, so that it cannot be unmapped under the array.
         raw: Raw = np.frombuffer(segment.map, np.uint8, layout.size, slot.offset + BLOCK_HEADER)
-        self._held[key] = self._lease(raw, key)
+        self._views[key] = self._lease(raw, key)
         return raw
 
     def _lease(self, raw: Raw, key: _Key) -> _Lease:
@@ -481,7 +481,7 @@ class Receiver:
             assert isinstance(lease, _Lease)
             self._held_bytes -= lease.size
             if self._copies.pop(id(lease), None) is None:  # A view; the block of a copy was given back at once.
-                del self._held[lease.key]
+                del self._views[lease.key]
                 self._to_release.append(lease.key)
 
     def take_release(self) -> tensor_pb2.Release | None:

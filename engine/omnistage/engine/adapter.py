@@ -61,13 +61,13 @@ class DecoderSpec:
 class StepRows:
     """The rows of one step; the rows of a sequence are next to each other.
 
-    items: int64 [rows, codebooks]. positions: int64 [axes, rows]. given: the vectors of the rows, [rows, given_width] in the decoder's
-    dtype; zeros for a row without a vector. has_given: whether a row has a vector, bool [rows, 1]. Both are None if no row has a vector.
-    taps: whether taps of a row of this step are wanted. padding: number of rows at the end whose results are not used."""
+    items: int64 [rows, codebooks]. positions: int64 [axes, rows]. given_vectors: the vectors of the rows, [rows, given_width] in the
+    decoder's dtype; zeros for a row without a vector. has_given: whether a row has a vector, bool [rows, 1]. Both are None if no row has a
+    vector. taps: whether taps of a row of this step are wanted. padding: number of rows at the end whose results are not used."""
 
     items: torch.Tensor
     positions: torch.Tensor
-    given: torch.Tensor | None = None
+    given_vectors: torch.Tensor | None = None
     has_given: torch.Tensor | None = None
     taps: bool = False
     padding: int = 0

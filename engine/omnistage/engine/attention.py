@@ -34,7 +34,7 @@ TILE_BYTES = 5 << 18
 """Largest number of bytes of keys in a batch, because the copy of the pages must still be in the processor's cache when products read
 it."""
 
-MOST_ROWS = 32
+MAX_ROWS = 32
 """Largest number of rows in a product of weights and values. With more, oneDNN's bfloat16 products with AMX may give a row other bits;
 `linear.Packed` has the same limit."""
 
@@ -45,7 +45,7 @@ _SWEEPS: tuple[Mapping[torch.dtype, int], ...] = ({torch.float32: 12, torch.bflo
 """dtype -> number of pages over which a library sums in one sweep, so that zeros after them change no bit: MKL sums 384 slots in float32
 with AVX-512 and 192 with AVX2, oneDNN 1,024 in bfloat16. The first mapping that holds on this machine is used."""
 
-_NEAR = {torch.float32: 1e-4, torch.bfloat16: 2**-6, torch.float16: 2**-9}
+_MAX_ERRORS = {torch.float32: 1e-4, torch.bfloat16: 2**-6, torch.float16: 2**-9}
 """dtype -> largest relative error of a head's output that can come from rounding."""
 
 _ERROR_CHARACTERS = 300
@@ -267,14 +267,14 @@ class _Paged(_Bound):
             result[tile.rows] = sums.transpose(1, 2).reshape(tile.runs * count, -1, head_size)
 
     def _sums(self, weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """weights @ values, computed for at most MOST_ROWS rows at a time. weights: [batch, rows, length]. values: [batch, length,
+        """weights @ values, computed for at most MAX_ROWS rows at a time. weights: [batch, rows, length]. values: [batch, length,
         head_size]."""
         rows = weights.shape[1]
-        if rows <= MOST_ROWS:
+        if rows <= MAX_ROWS:
             return torch.bmm(_pad(weights), values)[:, :rows]
         sums = list[torch.Tensor]()
         # Parts of equal size, so that none has fewer rows than a product must have.
-        for part in weights.tensor_split(-(-rows // MOST_ROWS), 1):
+        for part in weights.tensor_split(-(-rows // MAX_ROWS), 1):
             # The scores are no longer needed, and their memory is large enough.
             block = self._scratch.take("scores", part.shape, weights).copy_(part)
             sums.append(torch.bmm(block, values))
@@ -394,7 +394,7 @@ def numbers_agree(backend: AttentionBackend, spec: DecoderSpec) -> bool:
     with sdpa_kernel(SDPBackend.MATH):  # Its other kernels may round float32 to fewer bits.
         expected = tuple(exact.rows())
     return all(
-        bool(((result.float() - reference).norm(dim=-1) <= _NEAR[spec.dtype] * reference.norm(dim=-1)).all())
+        bool(((result.float() - reference).norm(dim=-1) <= _MAX_ERRORS[spec.dtype] * reference.norm(dim=-1)).all())
         for result, reference in zip(bench.rows(), expected, strict=True)
     )
 
@@ -419,7 +419,7 @@ class _Bench:
     """Pairs: the number of pages that a run sees, and the numbers of rows that are tried as a run by itself. A library chooses its kernel
     by the sizes of a product: so every number of rows is tried at 1, 3 and 16 pages, and a few at 2, 6 and 40."""
 
-    WHOLE = (1, 2, 3, 40)
+    FULL_RUN_PAGES = (1, 2, 3, 40)
     """Numbers of pages that a run of PAGE_ROWS rows sees in `numbers_agree`."""
 
     def __init__(self, backend: AttentionBackend, spec: DecoderSpec, dtype: torch.dtype | None = None) -> None:
@@ -438,15 +438,15 @@ class _Bench:
 
     def rows(self) -> Iterator[torch.Tensor]:
         """The backend's results, [rows, query_heads, head_size] each: runs of a whole page, then all single rows."""
-        for pages in self.WHOLE:
-            yield self._whole(pages).view(-1, self._spec.query_heads, self._spec.head_size)
+        for pages in self.FULL_RUN_PAGES:
+            yield self._attend_full_run(pages).view(-1, self._spec.query_heads, self._spec.head_size)
         runs = self._singles()
         yield self._attend(runs, range(len(runs))).view(-1, self._spec.query_heads, self._spec.head_size)
 
     def cuts_agree(self, pages: int, counts: Sequence[int]) -> bool:
         """Whether the first and the last rows of a page have the same bits in a run by themselves as in a run of the whole page, for each
         number of rows in `counts`."""
-        start, reference = (pages - 1) * PAGE_ROWS, self._whole(pages)
+        start, reference = (pages - 1) * PAGE_ROWS, self._attend_full_run(pages)
         for count in counts:
             for at in (0, PAGE_ROWS - count):
                 part = self._attend([PlannedRun(0, count, start + at, tuple(range(pages)))], range(at, at + count))
@@ -461,7 +461,7 @@ class _Bench:
         references = [self._attend([PlannedRun(0, 1, run.start, run.pages)], range(at, at + 1)) for at, run in enumerate(runs)]
         return torch.equal(torch.cat(references), together)
 
-    def _whole(self, pages: int) -> torch.Tensor:
+    def _attend_full_run(self, pages: int) -> torch.Tensor:
         """The results of a run of PAGE_ROWS rows that fills the last of `pages` pages."""
         return self._attend([PlannedRun(0, PAGE_ROWS, (pages - 1) * PAGE_ROWS, tuple(range(pages)))], range(PAGE_ROWS))
 
@@ -495,6 +495,6 @@ def attend(
         pages=torch.tensor(pages, dtype=torch.int64, device=spec.device),
         places=torch.tensor(slots, dtype=torch.int64, device=spec.device) % PAGE_ROWS,
         runs=tuple(runs),
-        drawn=no_rows,
+        draw_rows=no_rows,
     )
     return backend.bind(cache, spec, plan)(layer, queries, stored)

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as functional
 
 from omnistage.engine.adapter import Attention, DecoderSpec, Hidden, StepRows
-from omnistage.engine.devices import ALONE, Group
+from omnistage.engine.devices import ONE_RANK, Group
 from omnistage.engine.linear import Linear, Linears, build_exact
 from omnistage.engine.parts import DecoderConfig, FeedForward, HeadNorm, Materials, Norm, Rope, Weights, need, rms_norm, rotary, swiglu
 
@@ -41,9 +41,9 @@ def in_place(materials: Materials) -> Enter:
     """Build an `Enter` that replaces a row's embedding by the row's given vector, or by the first numbers of a wider vector."""
 
     def enter(rows: StepRows, embedded: torch.Tensor) -> torch.Tensor:
-        if rows.given is None or rows.has_given is None:
+        if rows.given_vectors is None or rows.has_given is None:
             return embedded
-        return torch.where(rows.has_given, rows.given[:, : embedded.shape[1]], embedded)
+        return torch.where(rows.has_given, rows.given_vectors[:, : embedded.shape[1]], embedded)
 
     return enter
 
@@ -58,10 +58,10 @@ def deepstack(layers: int) -> Callable[[Materials], After]:
             raise ValueError(f"given_width is {materials.config.given_width}, and for {layers} layers it is {(1 + layers) * width}")
 
         def add(rows: StepRows, x: torch.Tensor, layer: int) -> torch.Tensor:
-            if layer >= layers or rows.given is None or rows.has_given is None:
+            if layer >= layers or rows.given_vectors is None or rows.has_given is None:
                 return x
             # The other rows must keep their bits, so nothing is added to them: adding a zero would change -0.0.
-            return torch.where(rows.has_given, x + rows.given[:, (1 + layer) * width : (2 + layer) * width], x)
+            return torch.where(rows.has_given, x + rows.given_vectors[:, (1 + layer) * width : (2 + layer) * width], x)
 
         return add
 
@@ -187,7 +187,7 @@ class PackedDecoder:
     compute it together. With several ranks, config and weights are this rank's part (of heads and of columns of the FFN), and
     "lm_head.weight" is its part of the logits; all ranks call `hidden` and `logits` alike, and each gets the whole result."""
 
-    def __init__(self, config: DecoderConfig, weight: Weights, parts: DecoderParts | None = None, group: Group = ALONE) -> None:
+    def __init__(self, config: DecoderConfig, weight: Weights, parts: DecoderParts | None = None, group: Group = ONE_RANK) -> None:
         embedding, decoder_parts = need(weight, EMBEDDING, (config.vocab_size, config.embedding_width)), parts or DecoderParts()
         self._config, self._embedding, self._group = config, embedding, group
         head = weight(LM_HEAD)

@@ -50,17 +50,17 @@ class Detokenizer:
         self.piece = piece
         self._stop = [_StopString(text) for text in stop]
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._held = ""
+        self._held_text = ""
         self._stopped = False
         self.decoded = 0
         """Number of complete characters of all tokens so far."""
-        self.given = 0
+        self.given_characters = 0
         """Number of characters given out so far."""
 
     @property
-    def needed(self) -> int:
-        """Number of characters in all tokens so far: when `given` has reached it, their text was given out. An incomplete character counts
-        as one."""
+    def needed_characters(self) -> int:
+        """Number of characters in all tokens so far: when `given_characters` has reached it, their text was given out. An incomplete
+        character counts as one."""
         incomplete, _ = self._decoder.getstate()
         return self.decoded + bool(incomplete)
 
@@ -76,15 +76,15 @@ class Detokenizer:
     def finish(self) -> str:
         """End the text, and return the rest that was held back, or "". Incomplete bytes become U+FFFD."""
         text = self._advance(self._decoder.decode(b"", final=True))
-        rest, self._held = self._held, ""
-        self.given += len(rest)
+        rest, self._held_text = self._held_text, ""
+        self.given_characters += len(rest)
         return text + rest
 
     def _advance(self, fresh: str) -> str:
         """Add decoded text; returns the text that became final with it."""
         self.decoded += len(fresh)
         final = self._final(fresh)
-        self.given += len(final)
+        self.given_characters += len(final)
         return final
 
     def _final(self, fresh: str) -> str:
@@ -95,14 +95,14 @@ class Detokenizer:
             return fresh
         # Character by character, because a stop string is found where it ends, not where it begins.
         for character in fresh:
-            self._held += character
+            self._held_text += character
             stop_lengths = [len(stop.text) for stop in self._stop if stop.meets(character)]
             if stop_lengths:
-                final = self._held[: -max(stop_lengths)]
-                self._held, self._stopped = "", True
+                final = self._held_text[: -max(stop_lengths)]
+                self._held_text, self._stopped = "", True
                 return final
-        final_length = len(self._held) - max(stop.matched for stop in self._stop)
-        final, self._held = self._held[:final_length], self._held[final_length:]
+        final_length = len(self._held_text) - max(stop.matched for stop in self._stop)
+        final, self._held_text = self._held_text[:final_length], self._held_text[final_length:]
         return final
 
 
@@ -123,15 +123,15 @@ class BytePieces:
 
     def __init__(self, token: Callable[[int], str | None], special_bytes: Mapping[int, bytes]) -> None:
         self._token, self._alphabet = token, byte_alphabet()
-        self._known = dict(special_bytes)
+        self._pieces = dict(special_bytes)
 
     def __call__(self, token_id: int) -> bytes:
-        piece = self._known.get(token_id)
+        piece = self._pieces.get(token_id)
         if piece is None:
             token = self._token(token_id)
             if token is None:
                 raise ValueError(f"token id {token_id} is not in the vocabulary")
-            piece = self._known[token_id] = self._bytes(token)
+            piece = self._pieces[token_id] = self._bytes(token)
         return piece
 
     def _bytes(self, token: str) -> bytes:

@@ -46,7 +46,7 @@ class Group(Protocol):
         """The parts of all ranks side by side, [rows, size * width]. part: [rows, width]."""
 
 
-class Alone:
+class OneRank:
     """Implements `Group` for one process."""
 
     rank = 0
@@ -59,7 +59,7 @@ class Alone:
         return part
 
 
-ALONE = Alone()
+ONE_RANK = OneRank()
 
 
 class Distributed:

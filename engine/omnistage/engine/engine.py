@@ -30,12 +30,12 @@ from omnistage.engine.types import Activity, FinishReason, Unfit
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The result of a run. taps: of all its rows; None: no taps were wanted. drawn: the next item; None: no item was to be drawn, or none
-    could be, because logits were not finite or nothing is allowed."""
+    """The result of a run. taps: of all its rows; None: no taps were wanted. drawn_item: the next item; None: no item was to be drawn, or
+    none could be, because logits were not finite or nothing is allowed."""
 
     run: Run
     taps: Taps | None
-    drawn: DrawnItem | None
+    drawn_item: DrawnItem | None
 
 
 class Runner:
@@ -165,7 +165,7 @@ class Engine:
             # Each size once, although several codebooks may have it.
             sizes = " or ".join(map(str, dict.fromkeys(spec.ids)))
             raise ValueError(f"an id of the prompt is not below {sizes}, which is the size of the vocabulary")
-        ids_seen = request.seen
+        ids_seen = request.seen_ids
         if ids_seen is None:
             # If all ids of the prompt can be drawn, so can the ids of its text, and they need not be collected.
             ids_seen = request.prompt.text_ids if items.max() >= spec.drawn_ids else frozenset()
@@ -242,12 +242,12 @@ class Engine:
         """Carry out all orders. If there is nothing to run, wait for an order first. While requests wait for admission, the wait is at most
         IDLE_S, because idle sequences make room after that time. Returns False if the engine must close."""
         orders = self._mailbox.collect(wait=self._idle, most_s=IDLE_S if self._scheduler.waiting else None)
-        for stream in orders.asked:
+        for stream in orders.requests:
             self._streams[stream.sequence] = stream
             self._scheduler.add(stream.sequence)
-        for stream, count in orders.taken.items():
+        for stream, count in orders.taken_counts.items():
             stream.sequence.unread -= count
-        for stream, entry in orders.given:
+        for stream, entry in orders.prompt_vectors:
             stream.sequence.give(entry)
         for stream, rows, end in orders.appended:
             stream.sequence.append(rows, end)
@@ -258,9 +258,9 @@ class Engine:
     def _admit(self) -> None:
         """Admit the waiting requests that fit now."""
         admitted = self._scheduler.admit()
-        self._mailbox.left_queue(sum(not sequence.begun for sequence in admitted))
+        self._mailbox.left_queue(sum(not sequence.has_begun for sequence in admitted))
         for sequence in admitted:
-            sequence.begun = True
+            sequence.has_begun = True
 
     def _put_found_taps(self, sequence: Sequence) -> None:
         """Put out the taps that were found with kept pages, before any computed taps. They are one event, because an event for each page
@@ -279,7 +279,7 @@ class Engine:
     def _plan(self) -> Step:
         """Plan the next step. Also puts out the taps that were found for running sequences, and reports to the cache which pages were taken
         and freed."""
-        decoding = sum(sequence.left == 1 and not sequence.parked for sequence in self._scheduler.running)
+        decoding = sum(sequence.rows_left == 1 and not sequence.parked for sequence in self._scheduler.running)
         step = self._scheduler.plan(self._pace.long_rows(decoding))
         for sequence in self._scheduler.running:
             self._put_found_taps(sequence)
@@ -321,7 +321,7 @@ class Engine:
             sequence.keep_taps(done.taps)
             taps = self._new_taps(sequence, done.taps)
         walk = sequence.draws.walk
-        if run.draws and done.drawn is None:
+        if run.draws and done.drawn_item is None:
             if walk is not None and not walk.allowed().any():
                 self._end(sequence, DeadEnd(f"after {len(sequence.items)} tokens the constraint allows nothing that could follow"))
             else:
@@ -329,22 +329,22 @@ class Engine:
             return
         if run.start < len(sequence.request.prompt) <= sequence.computed:  # The prompt ends within this run.
             self._scheduler.remember(sequence)
-        if done.drawn is None:
+        if done.drawn_item is None:
             if taps is not None:
                 self._put(sequence, SequenceEvent(taps=taps))
-        elif done.drawn.item[0] in sequence.request.end_ids:
-            self._put(sequence, SequenceEvent(None, done.drawn.logprob, finish_reason=FinishReason.STOP, taps=taps))
+        elif done.drawn_item.item[0] in sequence.request.end_ids:
+            self._put(sequence, SequenceEvent(None, done.drawn_item.logprob, finish_reason=FinishReason.STOP, taps=taps))
             self._end(sequence)
         else:
             self._items += 1
-            sequence.items.append(done.drawn.item)
-            sequence.draws.note(done.drawn.item[0])
+            sequence.items.append(done.drawn_item.item)
+            sequence.draws.note(done.drawn_item.item[0])
             complete = walk is not None and walk.complete
             reason = FinishReason.LENGTH if len(sequence.items) == sequence.request.max_items else None
             # If taps are wanted, the answer goes on until an end is drawn: the taps of the last item are computed only then.
             if complete and (reason is not None or sequence.request.taps_from is None):
                 reason = FinishReason.STOP
-            self._put(sequence, SequenceEvent(done.drawn.item, done.drawn.logprob, done.drawn.top, reason, taps, complete))
+            self._put(sequence, SequenceEvent(done.drawn_item.item, done.drawn_item.logprob, done.drawn_item.top, reason, taps, complete))
             if reason is not None:
                 self._end(sequence)
 
@@ -364,7 +364,7 @@ class Engine:
         stream = self._streams.pop(sequence, None)
         if stream is None:
             return
-        if not sequence.begun:
+        if not sequence.has_begun:
             self._mailbox.left_queue(1)
         elif error is None and sequence.pages:
             self._scheduler.remember(sequence)
@@ -385,7 +385,7 @@ class Engine:
         kept_pages = self._pool.only_kept
         return EngineStats(
             waiting=len(waiting),
-            preempted=sum(sequence.begun for sequence in waiting),
+            preempted=sum(sequence.has_begun for sequence in waiting),
             running=len(running) - parked - starved,
             parked=parked,
             starved=starved,
@@ -404,7 +404,7 @@ class Engine:
         self._mailbox.close()
         error = EngineClosed("the engine was closed" if cause is None else f"the engine's thread ended: {cause!r}")
         error.__cause__ = cause
-        for stream in self._mailbox.collect(wait=False).asked:
+        for stream in self._mailbox.collect(wait=False).requests:
             self._streams[stream.sequence] = stream
         if cause is None:
             for sequence in list(self._streams):

@@ -46,17 +46,17 @@ class RowsDiffer(ValueError):
 
 
 class LinearProduct(Protocol):
-    """A way to compute products of one weight. least, most: fewest and most rows for one call of `run`; more rows are computed in blocks,
-    fewer are padded."""
+    """A way to compute products of one weight. min_rows, max_rows: fewest and most rows for one call of `run`; more rows are computed in
+    blocks, fewer are padded."""
 
     @property
     def name(self) -> str: ...
 
     @property
-    def least(self) -> int: ...
+    def min_rows(self) -> int: ...
 
     @property
-    def most(self) -> int: ...
+    def max_rows(self) -> int: ...
 
     def is_viable(self, dtype: torch.dtype, device: torch.device) -> bool:
         """Whether this machine can run it for weights of this dtype on this device."""
@@ -65,7 +65,7 @@ class LinearProduct(Protocol):
         """The weight [out, in] in the form that `run` needs; it may be the same memory."""
 
     def run(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """The product of rows. x: [rows, in], contiguous, `least` to `most` rows. Returns [rows, out]."""
+        """The product of rows. x: [rows, in], contiguous, `min_rows` to `max_rows` rows. Returns [rows, out]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +79,16 @@ class Packed:
     at every call."""
 
     name: str = "packed"
-    least: int = MIN_ROWS
-    most: int = 32
+    min_rows: int = MIN_ROWS
+    max_rows: int = 32
 
     def is_viable(self, dtype: torch.dtype, device: torch.device) -> bool:
         if device.type != "cpu" or not torch._C._has_mkldnn or dtype not in (torch.float32, torch.bfloat16):
             return False
-        return self.most <= 32 or _format(dtype) == torch.float32  # With AMX, more rows of bfloat16 may have other bits.
+        return self.max_rows <= 32 or _format(dtype) == torch.float32  # With AMX, more rows of bfloat16 may have other bits.
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
-        packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.to(_format(weight.dtype)), self.least)
+        packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.to(_format(weight.dtype)), self.min_rows)
         return packed
 
     def run(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -104,8 +104,8 @@ class Fixed:
     device_type: the only type of device that it is for; "": any. On "cuda" a product of 64 rows costs no more than reading the weight."""
 
     name: str
-    least: int
-    most: int
+    min_rows: int
+    max_rows: int
     device_type: str = ""
 
     def is_viable(self, dtype: torch.dtype, device: torch.device) -> bool:
@@ -119,14 +119,14 @@ class Fixed:
 
 
 PRODUCTS: tuple[LinearProduct, ...] = (
-    Packed("packed to 64 rows", most=64),
+    Packed("packed to 64 rows", max_rows=64),
     Packed(),
     Fixed("blocks of 64 rows", 64, 64, "cuda"),
     Fixed("row by row", 1, 1),
 )
 """All ways, best first. The last way cannot break the claim, because it computes each row alone."""
 
-WHOLE = Fixed("whole", 1, sys.maxsize)
+WHOLE_PRODUCT = Fixed("whole", 1, sys.maxsize)
 """Any number of rows in one product, without a claim: for a computation whose rows are always alone in their product, always in the same
 number."""
 
@@ -156,7 +156,7 @@ class Linear:
         return in_blocks(self.run, x, self._product)
 
     def run(self, x: torch.Tensor) -> torch.Tensor:
-        """One product. x: [rows, in], `least` to `most` rows of the backend."""
+        """One product. x: [rows, in], `min_rows` to `max_rows` rows of the backend."""
         return self._product.run(x, self._packed, self._bias)
 
 
@@ -175,24 +175,24 @@ class Linears:
 
     def __init__(self, product: LinearProduct) -> None:
         self._product = product
-        self._made: Counter[torch.Size] = Counter()
+        self._weight_counts: Counter[torch.Size] = Counter()
 
     def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """Make the product of a weight [out, in] and try it out. Raises RowsDiffer."""
-        earlier_weights = self._made[weight.shape]
-        self._made[weight.shape] += 1
+        earlier_weights = self._weight_counts[weight.shape]
+        self._weight_counts[weight.shape] += 1
         linear = Linear(weight, bias, self._product)
-        sizes = [rows for rows in range(self._product.least, self._product.most + 1) if rows <= 32 or rows % 4 == 0]
+        sizes = [rows for rows in range(self._product.min_rows, self._product.max_rows + 1) if rows <= 32 or rows % 4 == 0]
         first_turns = 1 if weight.numel() <= _LARGE else 4
         turns = _TURNS if earlier_weights else first_turns
         if rows := rows_that_differ(linear.run, weight, self._product, sizes[earlier_weights % turns :: turns]):
-            raise RowsDiffer(f"{self._product.name}: {rows} rows times {list(weight.shape)} are not those of {self._product.most} rows")
+            raise RowsDiffer(f"{self._product.name}: {rows} rows times {list(weight.shape)} are not those of {self._product.max_rows} rows")
         return linear
 
 
-def whole(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """The product of any number of rows at once, see WHOLE. Implements LinearMaker."""
-    return Linear(weight, bias, WHOLE)
+def make_whole(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    """Make the product of any number of rows at once, see WHOLE_PRODUCT. Implements LinearMaker."""
+    return Linear(weight, bias, WHOLE_PRODUCT)
 
 
 def build_exact(build: Callable[[Linears], Built], dtype: torch.dtype, device: torch.device) -> tuple[Built, str]:
@@ -212,12 +212,12 @@ def build_exact(build: Callable[[Linears], Built], dtype: torch.dtype, device: t
 def rows_that_differ(
     run: Callable[[torch.Tensor], torch.Tensor], weight: torch.Tensor, product: LinearProduct, sizes: Iterable[int] | None = None
 ) -> int:
-    """The first number of rows at which `run` gives a row other bits than it has in a product of `product.most` rows; 0: there is none.
+    """The first number of rows at which `run` gives a row other bits than it has in a product of `product.max_rows` rows; 0: there is none.
     weight: gives the width and dtype of the input. sizes: the numbers of rows to try; None: all for which the backend claims equal bits."""
     generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(_INPUTS, product.most, weight.shape[1], generator=generator).to(weight)
+    inputs = torch.randn(_INPUTS, product.max_rows, weight.shape[1], generator=generator).to(weight)
     references: dict[int, torch.Tensor] = {}  # by number of the input
-    for rows in range(product.least, product.most + 1) if sizes is None else sizes:
+    for rows in range(product.min_rows, product.max_rows + 1) if sizes is None else sizes:
         input_number = rows // 4 % _INPUTS  # The inputs take turns even where all numbers of rows are multiples of 4.
         if input_number not in references:
             references[input_number] = run(inputs[input_number])
@@ -228,13 +228,13 @@ def rows_that_differ(
 
 
 def in_blocks(run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, product: LinearProduct) -> torch.Tensor:
-    """`run(x)`, computed in blocks of at most `product.most` rows, each padded to at least `product.least`. x: any number of rows; the
-    result has as many."""
+    """`run(x)`, computed in blocks of at most `product.max_rows` rows, each padded to at least `product.min_rows`. x: any number of rows;
+    the result has as many."""
     rows = x.shape[0]
-    if product.least <= rows <= product.most:
+    if product.min_rows <= rows <= product.max_rows:
         return run(x)
-    last_block = rows % product.most  # rows of the last block; 0: it is full
-    padded = functional.pad(x, (0, 0, 0, product.least - last_block)) if 0 < last_block < product.least else x
-    if padded.shape[0] <= product.most:
+    last_block = rows % product.max_rows  # rows of the last block; 0: it is full
+    padded = functional.pad(x, (0, 0, 0, product.min_rows - last_block)) if 0 < last_block < product.min_rows else x
+    if padded.shape[0] <= product.max_rows:
         return run(padded)[:rows]
-    return torch.cat([run(part.contiguous()) for part in torch.split(padded, product.most)])[:rows]
+    return torch.cat([run(part.contiguous()) for part in torch.split(padded, product.max_rows)])[:rows]

@@ -30,17 +30,17 @@ class OutOfPages(RuntimeError):
 
 class PagePool:
     """Counts the holders of each page, which are sequences and the prefix cache. A page without a holder is free. The pool also counts the
-    pages that only the prefix cache holds (`only_kept`). `_taken`, `_freed`: pages since the last call of `changes`."""
+    pages that only the prefix cache holds (`only_kept`). `_taken_pages`, `_freed_pages`: pages since the last call of `changes`."""
 
     def __init__(self, total: int) -> None:
         if total < 1:
             raise ValueError(f"a page pool needs at least one page, got {total}")
         self._holders = [0] * total
         self._free = list(range(total - 1, -1, -1))
-        self._kept: set[int] = set()
+        self._kept_pages: set[int] = set()
         self._only_kept = 0
-        self._taken: list[int] = []
-        self._freed: list[int] = []
+        self._taken_pages: list[int] = []
+        self._freed_pages: list[int] = []
 
     @property
     def total(self) -> int:
@@ -60,7 +60,7 @@ class PagePool:
         return self._only_kept
 
     def is_kept(self, page: int) -> bool:
-        return page in self._kept
+        return page in self._kept_pages
 
     def holders(self, page: int) -> int:
         """Number of holders of a page."""
@@ -72,7 +72,7 @@ class PagePool:
             raise OutOfPages("no page is free")
         page = self._free.pop()
         self._holders[page] = 1
-        self._taken.append(page)
+        self._taken_pages.append(page)
         return page
 
     def share(self, pages: Sequence[int]) -> None:
@@ -81,7 +81,7 @@ class PagePool:
             if self._holders[page] == 0:
                 raise ValueError(f"page {page} is free and cannot be shared")
             # A page that only the prefix cache held gets a sequence as its second holder.
-            self._only_kept -= self._holders[page] == 1 and page in self._kept
+            self._only_kept -= self._holders[page] == 1 and page in self._kept_pages
             self._holders[page] += 1
 
     def give_back(self, pages: Sequence[int]) -> None:
@@ -91,35 +91,35 @@ class PagePool:
                 raise ValueError(f"page {page} was given back twice")
             self._holders[page] -= 1
             # If one holder is left, and the page is kept, that holder is the prefix cache.
-            self._only_kept += self._holders[page] == 1 and page in self._kept
+            self._only_kept += self._holders[page] == 1 and page in self._kept_pages
             if self._holders[page] == 0:
                 self._free.append(page)
-                self._freed.append(page)
+                self._freed_pages.append(page)
 
     def keep(self, page: int) -> None:
         """For the prefix cache: become a further holder of a page."""
-        if page in self._kept:
+        if page in self._kept_pages:
             raise ValueError(f"page {page} is kept already")
         self.share([page])
-        self._kept.add(page)
+        self._kept_pages.add(page)
 
     def forget(self, page: int) -> None:
         """For the prefix cache: stop holding a page."""
-        self._kept.remove(page)
+        self._kept_pages.remove(page)
         self._only_kept -= self._holders[page] == 1
         self.give_back([page])
 
     def changes(self) -> tuple[list[int], list[int]]:
         """(pages that are held now, pages that are free now) among those that were taken or became free since the last call, for the owner
         of their memory."""
-        in_use = [page for page in dict.fromkeys(self._taken) if self._holders[page]]
-        freed = [page for page in dict.fromkeys(self._freed) if not self._holders[page]]
-        self._taken, self._freed = [], []
+        in_use = [page for page in dict.fromkeys(self._taken_pages) if self._holders[page]]
+        freed = [page for page in dict.fromkeys(self._freed_pages) if not self._holders[page]]
+        self._taken_pages, self._freed_pages = [], []
         return in_use, freed
 
 
 @dataclass(slots=True)
-class _Kept:
+class _KeptPage:
     """A kept page. taps: the taps of its rows, [PAGE_ROWS, tap_width]; None: they are not kept."""
 
     page: int
@@ -135,10 +135,10 @@ class PrefixCache:
     def __init__(self, pool: PagePool, limit: int) -> None:
         self._pool = pool
         self._limit = limit
-        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
+        self._entries: OrderedDict[bytes, _KeptPage] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._entries)
 
     @property
     def limit(self) -> int:
@@ -151,14 +151,14 @@ class PrefixCache:
         pages: list[int] = []
         taps: list[torch.Tensor] = []
         for index, key in enumerate(keys[first:], first):
-            page = self._kept.get(key)
+            page = self._entries.get(key)
             if page is None:
                 break
             if taps_from is not None and (index + 1) * PAGE_ROWS > taps_from:
                 if page.taps is None:
                     break
                 taps.append(page.taps)
-            self._kept.move_to_end(key)
+            self._entries.move_to_end(key)
             pages.append(page.page)
         self._pool.share(pages)
         return pages, taps
@@ -166,34 +166,34 @@ class PrefixCache:
     def remember(self, key: bytes, page: int, taps: torch.Tensor | None) -> None:
         """Keep a full page; if there are then too many, forget the oldest page. taps: the taps of its rows; None: there are none. If a page
         is kept for this key already, it only gets the taps that it lacks."""
-        entry = self._kept.get(key)
+        entry = self._entries.get(key)
         if entry is not None:
             entry.taps = taps if entry.taps is None else entry.taps
             return
         if self._limit:
             self._pool.keep(page)
-            self._kept[key] = _Kept(page, taps)
-        self.shrink(len(self._kept) - self._limit)
+            self._entries[key] = _KeptPage(page, taps)
+        self.shrink(len(self._entries) - self._limit)
 
     def shrink(self, count: int) -> None:
         """Forget the `count` oldest pages."""
-        for _ in range(min(count, len(self._kept))):
-            self._forget(next(iter(self._kept)))
+        for _ in range(min(count, len(self._entries))):
+            self._forget(next(iter(self._entries)))
 
     def make_room(self) -> bool:
         """Forget the oldest page that no sequence holds. Returns whether there was such a page. Older pages that are in use move to the
         end, so that the next search does not pass them again."""
         if not self._pool.only_kept:
             return False
-        key, oldest = next(iter(self._kept.items()))
+        key, oldest = next(iter(self._entries.items()))
         while self._pool.holders(oldest.page) > 1:
-            self._kept.move_to_end(key)
-            key, oldest = next(iter(self._kept.items()))
+            self._entries.move_to_end(key)
+            key, oldest = next(iter(self._entries.items()))
         self._forget(key)
         return True
 
     def _forget(self, key: bytes) -> None:
-        self._pool.forget(self._kept.pop(key).page)
+        self._pool.forget(self._entries.pop(key).page)
 
 
 class KVCache:

@@ -311,18 +311,18 @@ _GATES = 32
 
 @dataclass(frozen=True, slots=True)
 class ExpertSizes:
-    """Sizes of a feed-forward of experts. experts: number of experts. chosen: number of experts for one row. size: columns of an expert.
-    normalized: whether the weights of the chosen experts add up to 1. shared: columns, in all ranks together, of an expert that every row
-    goes through, weighed by a gate of its own; 0: there is none."""
+    """Sizes of a feed-forward of experts. experts: number of experts. size: columns of an expert. normalized: whether the weights of the
+    chosen experts add up to 1. shared: columns, in all ranks together, of an expert that every row goes through, weighed by a gate of its
+    own; 0: there is none."""
 
     experts: int
-    chosen: int
+    experts_per_row: int
     size: int
     normalized: bool
     shared: int = 0
 
     @property
-    def cut(self) -> dict[str, int]:
+    def divided_sizes(self) -> dict[str, int]:
         """The sizes that the number of ranks must divide, by their names for an error: see `config_of_part`. The number of experts is not
         among them, because one rank may have one expert more than another."""
         return {"columns of the shared expert": self.shared} if self.shared else {}
@@ -335,8 +335,8 @@ class ExpertSizes:
 def experts(sizes: ExpertSizes) -> Callable[[Materials, int], FeedForward]:
     """A function that builds a layer's experts on this rank: some of the experts, some columns of the shared expert, and the whole
     router."""
-    if not 0 < sizes.chosen <= sizes.experts:
-        raise ValueError(f"a row cannot be given to {sizes.chosen} of {sizes.experts} experts")
+    if not 0 < sizes.experts_per_row <= sizes.experts:
+        raise ValueError(f"a row cannot be given to {sizes.experts_per_row} of {sizes.experts} experts")
     return lambda materials, layer: Experts(materials, f"layers.{layer}.mlp", sizes)
 
 
@@ -369,7 +369,7 @@ class Experts:
 
     def _sum(self, x: torch.Tensor, weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
         """For each row the sum of its chosen experts' results, times their weights, over the experts of this rank. x: [n, hidden_size].
-        weights, numbers: weights and numbers of each row's experts, [n, chosen]."""
+        weights, numbers: weights and numbers of each row's experts, [n, experts_per_row]."""
         numbers, order = numbers.sort(-1)
         places, counts = together(self._number[numbers], len(self._experts))
         in_use = [(expert, count) for expert, count in zip(self._experts, counts, strict=True) if count]
@@ -388,8 +388,8 @@ class Experts:
         return reduce(torch.add, weighed.unbind(1))
 
     def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The weights and the numbers of the experts that each row chooses, [rows, chosen] each."""
-        weights, numbers = functional.softmax(self._router(x), -1, dtype=torch.float32).topk(self._sizes.chosen, -1)
+        """The weights and the numbers of the experts that each row chooses, [rows, experts_per_row] each."""
+        weights, numbers = functional.softmax(self._router(x), -1, dtype=torch.float32).topk(self._sizes.experts_per_row, -1)
         if self._sizes.normalized:
             # In order: a sum of the library may add in another order if there are more rows.
             weights = weights / reduce(torch.add, weights.unbind(-1))[:, None]
@@ -397,10 +397,10 @@ class Experts:
 
 
 def together(numbers: torch.Tensor, experts: int) -> tuple[torch.Tensor, list[int]]:
-    """Find places that put the rows of each expert next to each other. numbers: the experts of each row, int64 [rows, chosen]; below
-    `experts`, or equal to it for an expert of another rank. Returns a place for each entry of `numbers`, in the same shape, and for each
-    expert its number of places, which includes padding to the fewest rows of a product. All rows of other ranks' experts share one place
-    after all others."""
+    """Find places that put the rows of each expert next to each other. numbers: the experts of each row, int64 [rows, experts_per_row];
+    below `experts`, or equal to it for an expert of another rank. Returns a place for each entry of `numbers`, in the same shape, and for
+    each expert its number of places, which includes padding to the fewest rows of a product. All rows of other ranks' experts share one
+    place after all others."""
     flat = numbers.flatten()
     counts = flat.bincount(minlength=experts + 1).tolist()[:experts]
     padded_counts = [pad_rows(count) if count else 0 for count in counts]

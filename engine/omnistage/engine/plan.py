@@ -33,14 +33,14 @@ class PlannedRun:
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """The input of one step, on the CPU until `to` copies it. rows: the decoder's input. pages, places: for each row the page for its keys
-    and values, and its slot in that page, int64 [rows without padding]. runs: in the order of the rows. drawn: numbers of the rows from
+    and values, and its slot in that page, int64 [rows without padding]. runs: in the order of the rows. draw_rows: numbers of the rows from
     which an item is drawn, int64 [n]."""
 
     rows: StepRows
     pages: torch.Tensor
     places: torch.Tensor
     runs: tuple[PlannedRun, ...]
-    drawn: torch.Tensor
+    draw_rows: torch.Tensor
 
     @property
     def count(self) -> int:
@@ -58,12 +58,12 @@ class StepPlan:
                 rows,
                 items=to_device(rows.items, device),
                 positions=to_device(rows.positions, device),
-                given=None if rows.given is None else to_device(rows.given, device),
+                given_vectors=None if rows.given_vectors is None else to_device(rows.given_vectors, device),
                 has_given=None if rows.has_given is None else to_device(rows.has_given, device),
             ),
             pages=to_device(self.pages, device),
             places=to_device(self.places, device),
-            drawn=to_device(self.drawn, device),
+            draw_rows=to_device(self.draw_rows, device),
         )
 
 
@@ -96,7 +96,7 @@ def make_plan(runs: Many[Run], spec: DecoderSpec, least_rows: int) -> StepPlan:
         rows=StepRows(
             items=torch.from_numpy(items),
             positions=torch.from_numpy(positions),
-            given=vectors,
+            given_vectors=vectors,
             has_given=has_given,
             taps=any(run.wants_taps for run in runs),
             padding=padded - count,
@@ -104,12 +104,13 @@ def make_plan(runs: Many[Run], spec: DecoderSpec, least_rows: int) -> StepPlan:
         pages=torch.from_numpy(pages),
         places=torch.from_numpy(slots % PAGE_ROWS),
         runs=tuple(planned_runs),
-        drawn=torch.tensor(draw_rows, dtype=torch.int64),
+        draw_rows=torch.tensor(draw_rows, dtype=torch.int64),
     )
 
 
 def _gather_given(parts: Many[tuple[int, torch.Tensor]], rows: int, spec: DecoderSpec) -> tuple[torch.Tensor, torch.Tensor]:
-    """`given` and `has_given` of StepRows. parts: pairs of a row's number and the vectors [n, given_width] for n rows from this row on."""
+    """`given_vectors` and `has_given` of StepRows. parts: pairs of a row's number and the vectors [n, given_width] for n rows from this row
+    on."""
     # If all parts are on the CPU, the vectors are made there and move to the device with the plan. Otherwise they are made on the device,
     # where an encoder's vectors are already.
     are_on_cpu = all(part.device.type == "cpu" for _, part in parts)
@@ -124,7 +125,7 @@ def _gather_given(parts: Many[tuple[int, torch.Tensor]], rows: int, spec: Decode
 def last_rows(hidden: torch.Tensor, plan: StepPlan) -> torch.Tensor:
     """The hidden rows from which an item is drawn, and copies of the first of them if a product needs more rows. hidden: of all rows of the
     step."""
-    last = hidden.index_select(0, plan.drawn)
+    last = hidden.index_select(0, plan.draw_rows)
     padding = pad_rows(len(last)) - len(last)
     return torch.cat([last, last[:1].expand(padding, -1)]) if padding else last
 

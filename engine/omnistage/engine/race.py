@@ -130,7 +130,7 @@ class Scores:
         selected = to_device(torch.tensor(places), self._at.device)
         return Scores(self._all, self._at[selected], self.peaks[selected])
 
-    def whole(self) -> torch.Tensor:
+    def gather_rows(self) -> torch.Tensor:
         """All scores of these rows, [rows, blocks, BLOCK]."""
         return self._all if len(self._at) == len(self._all) else self._all[self._at]
 
@@ -148,7 +148,7 @@ class Scores:
         """The largest scores of each row, descending, and their token ids; both [rows, n], n is _WINDOW, or the number of all scores if
         that is less."""
         if self.peaks.shape[1] <= _WINDOW:
-            scores = self.whole().flatten(1)
+            scores = self.gather_rows().flatten(1)
             values, ids = scores.topk(min(_WINDOW, scores.shape[1]), -1)
             return values, ids
         blocks = self.peaks.topk(_WINDOW, -1, sorted=False).indices
@@ -286,6 +286,6 @@ def _totals(scores: Scores, filters: Filters) -> torch.Tensor:
         selected, at = scores.some(filters.top_p_alone), to_device(torch.tensor(filters.top_p_alone), totals.device)
         # A temperature near zero would have an infinite reciprocal here, and zero times infinity is not a number.
         reciprocals = filters.temperature[at].reciprocal().clamp_(max=torch.finfo(torch.float32).max).float()
-        weights = (selected.whole() - selected.tops.float()[:, :, None]).mul_(reciprocals[:, :, None]).exp_()
+        weights = (selected.gather_rows() - selected.tops.float()[:, :, None]).mul_(reciprocals[:, :, None]).exp_()
         totals[at] = weights.sum(-1).double().sum(-1, keepdim=True)
     return totals

@@ -123,7 +123,7 @@ class SequenceRequest:
     no end is ever drawn. banned: ids that are never drawn. logprobs: whether the logprob of each item is wanted. top_logprobs: with
     `logprobs`, for how many of the likeliest tokens logprobs are wanted too. tokenless: ids of the head that are not tokens, and so never
     among the likeliest. history: the beginning of the answer, made earlier by an equal request; its rows are computed again, with the same
-    bits, and the answer goes on after it. seen: ids that the repetition penalty counts as seen before the answer; None: the text of the
+    bits, and the answer goes on after it. seen_ids: ids that the repetition penalty counts as seen before the answer; None: the text of the
     prompt. constraint: limits the text; if it allows nothing more, the answer ends, even against min_items and ignore_end.
 
     appended: whether the row of each item of the answer also needs a vector, which comes by `SequenceStream.append`: the n-th vector for
@@ -142,7 +142,7 @@ class SequenceRequest:
     top_logprobs: int = 0
     tokenless: frozenset[int] = frozenset()
     history: tuple[Item, ...] = ()
-    seen: frozenset[int] | None = None
+    seen_ids: frozenset[int] | None = None
     constraint: Constraint | None = None
     appended: bool = False
     taps_from: int | None = None

@@ -61,5 +61,5 @@ def _plan(spec: DecoderSpec, start: int, count: int) -> StepPlan:
         pages=torch.full((count,), pages - 1),
         places=slots[:count] % PAGE_ROWS,
         runs=(PlannedRun(0, count, start, tuple(range(pages))),),
-        drawn=torch.arange(padded),
+        draw_rows=torch.arange(padded),
     )

@@ -57,7 +57,7 @@ SLOWER = 1.8
 BLOCK_ROWS = 32
 """Rows of a block: a product computes them as fast as one row. So a further block is not begun for only a few rows."""
 
-LEAST_ROWS = 4
+MIN_ROWS = 4
 """A step takes at least this many rows of long runs, if so many wait, so that a wrong measurement cannot stop a prompt."""
 
 PROBED = 16
@@ -96,7 +96,7 @@ class Pace:
         light_s = self._light_step_s(decoding)
         step_s = max(min(BESIDE_S, self._step_s), SLOWER * light_s) if decoding else self._step_s
         timely_rows = int((step_s - light_s) / self._row_s) if self._row_s else 0
-        min_rows = LEAST_ROWS if decoding else BLOCK_ROWS
+        min_rows = MIN_ROWS if decoding else BLOCK_ROWS
         return min(max(_fill_blocks(timely_rows, decoding), min_rows), max_rows)
 
     def ran(self, decoding: int, long: int, seconds: float) -> None:
@@ -153,7 +153,7 @@ class Run:
     @property
     def draws(self) -> bool:
         """Whether the next item is drawn after the run: the run ends with the last known row of the sequence."""
-        return self.start + self.count == self.sequence.known
+        return self.start + self.count == self.sequence.known_rows
 
     @property
     def wants_taps(self) -> bool:
@@ -303,7 +303,7 @@ class Scheduler:
         """(kept pages with the content of a sequence, from its page number `first` on; the taps of these pages that it must still put out).
         The sequence becomes a holder of the pages."""
         # The last known row is always computed, because the next item is drawn from it.
-        keys = sequence.page_keys(sequence.known - 1)
+        keys = sequence.page_keys(sequence.known_rows - 1)
         pages, taps = self._prefixes.find(keys, sequence.taps_out, first)
         first_tapped = first + len(pages) - len(taps)  # The taps are those of the last pages.
         return pages, [Taps((first_tapped + index) * PAGE_ROWS, rows) for index, rows in enumerate(taps)]
@@ -323,9 +323,9 @@ class Scheduler:
         further page to each staying sequence, or it would soon be preempted again."""
         if sum(not other.idle for other in staying) >= self._limits.max_sequences:
             return False
-        new_pages = pages_for(sequence.known) - kept_pages
-        promised = sum(max(pages_for(other.known) - len(other.pages), 0) for other in staying)
-        spare = len(staying) if sequence.begun else 0
+        new_pages = pages_for(sequence.known_rows) - kept_pages
+        promised = sum(max(pages_for(other.known_rows) - len(other.pages), 0) for other in staying)
+        spare = len(staying) if sequence.has_begun else 0
         return new_pages + promised + spare <= self._pool.free + self._pool.only_kept + self._only_held_by(leaving)
 
     def _only_held_by(self, sequences: list[Sequence]) -> int:
@@ -356,7 +356,7 @@ class Scheduler:
         sequence.computed = len(sequence.pages) * PAGE_ROWS
         sequence.passed = sequence.waited = 0
         sequence.idle_since_s = math.inf
-        if not sequence.begun:
+        if not sequence.has_begun:
             sequence.queued_s = time.monotonic() - sequence.asked_s
             sequence.cached = sequence.computed
 
@@ -371,9 +371,9 @@ class Scheduler:
                 self._find_more(sequence)
         able = self._choose_placed([sequence for sequence in self._running if not sequence.idle])
         for sequence in able:
-            if sequence.left == 1:
+            if sequence.rows_left == 1:
                 self._add_run(sequence, 1, runs)
-        self._plan_long([sequence for sequence in able if sequence.left > 1], most_rows, runs)
+        self._plan_long([sequence for sequence in able if sequence.rows_left > 1], most_rows, runs)
         self._note_step(runs)
         return Step([run for ordered in runs.values() for run in ordered])
 
@@ -482,4 +482,4 @@ def _rank(sequence: Sequence, runs: dict[Sequence, list[Run]]) -> tuple[int, int
     """Sort key for sequences of one client that have more than one row left; the sequence with the smallest key gets the next run. First
     come those that waited too long and have no run in this step yet, then those with the fewest rows left, then the oldest."""
     overdue = sequence.waited if sequence.waited >= MAX_WAITED and sequence not in runs else 0
-    return -overdue, sequence.left, sequence.number
+    return -overdue, sequence.rows_left, sequence.number

@@ -32,24 +32,24 @@ class Sequence:
     """The rows of one request: how many there are, how many can be computed now, and how many are computed.
 
     A row's slot is its number in the sequence: first the rows of the prompt, then one row for each item of the answer. The item of the
-    first `known` rows is known; the first `ready` of them have everything they need; the first `computed` of these are in the cache. Only
-    the engine's thread touches it."""
+    first `known_rows` rows is known; the first `ready` of them have everything they need; the first `computed` of these are in the cache.
+    Only the engine's thread touches it."""
 
     __slots__ = (
         "_appended",
         "_appended_all",
-        "_given",
         "_given_rows",
         "_keys",
         "_silent",
         "_taps",
         "_undigested_from",
+        "_vectors",
         "asked_s",
-        "begun",
         "cached",
         "computed",
         "draws",
         "found_taps",
+        "has_begun",
         "idle_since_s",
         "items",
         "number",
@@ -86,11 +86,11 @@ class Sequence:
         """The time at which it became idle, in seconds of the scheduler's clock; infinite while it is not idle."""
         self.unread = 0  # number of events that the reader has not taken yet
         self.asked_s = time.monotonic()
-        self.begun = False
+        self.has_begun = False
         """Whether it was admitted before."""
         self.queued_s = 0.0
         """Seconds from the request to its first admission."""
-        ids = request.prompt.text_ids if request.seen is None else request.seen
+        ids = request.prompt.text_ids if request.seen_ids is None else request.seen_ids
         self.draws = Draws(
             request.sampling, request.seed, request.logprobs, set(ids), top_logprobs=request.top_logprobs, tokenless=request.tokenless
         )
@@ -98,10 +98,10 @@ class Sequence:
             self.draws.note(item[0])
         if request.constraint is not None:
             self.draws.walk = request.constraint.begin()
-        self._given = list(request.prompt.given)
+        self._vectors = list(request.prompt.given)
         self._given_rows = request.prompt.ready_rows
         """Number of rows of the prompt that have everything they need."""
-        self._undigested_from = next((entry.first for entry in self._given if not entry.digest), None)
+        self._undigested_from = next((entry.first for entry in self._vectors if not entry.digest), None)
         """The first row of the prompt whose vector has no digest."""
         self._appended: list[torch.Tensor] = []
         self._appended_all = False  # whether no more vectors come for the answer
@@ -112,7 +112,7 @@ class Sequence:
     # How many rows ----------------------------------------------------------------------------------------------------------------
 
     @property
-    def known(self) -> int:
+    def known_rows(self) -> int:
         """Rows whose item is known."""
         return len(self.request.prompt) + len(self.items)
 
@@ -122,11 +122,11 @@ class Sequence:
         if self._given_rows < len(self.request.prompt):
             return self._given_rows
         if not self.request.appended or self._appended_all:
-            return self.known
+            return self.known_rows
         return len(self.request.prompt) + min(len(self.items), len(self._appended))
 
     @property
-    def left(self) -> int:
+    def rows_left(self) -> int:
         """Rows that can be computed now."""
         return self.ready - self.computed
 
@@ -134,7 +134,7 @@ class Sequence:
     def able(self) -> bool:
         """Whether the sequence could compute something after its admission. A prompt whose vectors are still coming may begin with the rows
         that have theirs; if it was admitted before and lost its pages, it waits for all vectors."""
-        return self.ready == self.known or (0 < self.ready < len(self.request.prompt) and not self.begun)
+        return self.ready == self.known_rows or (0 < self.ready < len(self.request.prompt) and not self.has_begun)
 
     @property
     def reads(self) -> bool:
@@ -149,7 +149,7 @@ class Sequence:
     @property
     def starved(self) -> bool:
         """Whether no row can be computed now, because the vector of the next row has not come yet."""
-        return self.left == 0
+        return self.rows_left == 0
 
     @property
     def idle(self) -> bool:
@@ -176,7 +176,7 @@ class Sequence:
         """Add vectors of the next rows of the prompt."""
         if self._undigested_from is None and not entry.digest:
             self._undigested_from = entry.first
-        self._given.append(entry)
+        self._vectors.append(entry)
         self._given_rows += len(entry.rows)
 
     def append(self, rows: torch.Tensor, end: bool) -> None:
@@ -214,14 +214,14 @@ class Sequence:
         return parts
 
     def _given_among(self, start: int, count: int) -> Iterator[Given]:
-        """Yields the entries of `_given` that have vectors for some of the `count` rows from slot `start` on. A prompt that came page by
+        """Yields the entries of `_vectors` that have vectors for some of the `count` rows from slot `start` on. A prompt that came page by
         page has one entry for each page, so this does not go through all entries."""
         if start >= len(self.request.prompt):
             return
         # The last entry that begins at or before `start` may reach beyond it.
-        next_entry = bisect_right(self._given, start, key=_FIRST)
-        for index in range(max(next_entry - 1, 0), len(self._given)):
-            entry = self._given[index]
+        next_entry = bisect_right(self._vectors, start, key=_FIRST)
+        for index in range(max(next_entry - 1, 0), len(self._vectors)):
+            entry = self._vectors[index]
             if entry.first >= start + count:
                 return
             if entry.first + len(entry.rows) > start:
@@ -283,19 +283,19 @@ End = SequenceFailed | EngineClosed
 
 @dataclass(slots=True)
 class Orders:
-    """The orders to the engine's thread since it last collected them. asked: new requests. cancelled: requests to end. taken: number of
-    events that each reader took. given: vectors of the next rows of a prompt. appended: vectors of the next items of an answer, and whether
-    they are the last. closing: the engine must end."""
+    """The orders to the engine's thread since it last collected them. requests: new ones. cancelled: requests to end. taken_counts: number
+    of events that each reader took. prompt_vectors: vectors of the next rows of a prompt. appended: vectors of the next items of an answer,
+    and whether they are the last. closing: the engine must end."""
 
-    asked: list[SequenceStream] = field(default_factory=list)
+    requests: list[SequenceStream] = field(default_factory=list)
     cancelled: list[SequenceStream] = field(default_factory=list)
-    taken: dict[SequenceStream, int] = field(default_factory=dict)
-    given: list[tuple[SequenceStream, Given]] = field(default_factory=list)
+    taken_counts: dict[SequenceStream, int] = field(default_factory=dict)
+    prompt_vectors: list[tuple[SequenceStream, Given]] = field(default_factory=list)
     appended: list[tuple[SequenceStream, torch.Tensor, bool]] = field(default_factory=list)
     closing: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.asked or self.cancelled or self.taken or self.given or self.appended or self.closing)
+        return bool(self.requests or self.cancelled or self.taken_counts or self.prompt_vectors or self.appended or self.closing)
 
 
 class Mailbox:
@@ -319,7 +319,7 @@ class Mailbox:
             if self._waiting >= self._max_waiting:
                 raise EngineFull(f"{self._waiting} requests are waiting already")
             self._waiting += 1
-            self._orders.asked.append(stream)
+            self._orders.requests.append(stream)
             self._wake()
 
     def cancel(self, stream: SequenceStream) -> None:
@@ -329,12 +329,12 @@ class Mailbox:
 
     def note_taken(self, stream: SequenceStream, count: int) -> None:
         with self._changed:
-            self._orders.taken[stream] = self._orders.taken.get(stream, 0) + count
+            self._orders.taken_counts[stream] = self._orders.taken_counts.get(stream, 0) + count
             self._wake()
 
     def give(self, stream: SequenceStream, entry: Given) -> None:
         with self._changed:
-            self._orders.given.append((stream, entry))
+            self._orders.prompt_vectors.append((stream, entry))
             self._wake()
 
     def append(self, stream: SequenceStream, rows: torch.Tensor, end: bool) -> None:
@@ -379,7 +379,7 @@ class SequenceStream:
         self._mailbox = mailbox
         self._events: list[SequenceEvent] = []
         self._error: End | None = None
-        self._ended = False  # whether no more events come
+        self._is_ended = False  # whether no more events come
         self._changed = asyncio.Event()
         self._appendable, self._given_width = sequence.request.max_items, given_width
         self._appended_all = not sequence.request.appended
@@ -388,7 +388,7 @@ class SequenceStream:
     async def take(self) -> list[SequenceEvent]:
         """Wait for at least one event, and return all events since the last call. An empty list: the answer has ended. Raises
         SequenceFailed or EngineClosed after the last event."""
-        while not self._events and not self._ended:
+        while not self._events and not self._is_ended:
             self._changed.clear()
             await self._changed.wait()
         events, self._events = self._events, []
@@ -430,26 +430,26 @@ class SequenceStream:
 
     async def aclose(self) -> None:
         """Cancel the request if it still runs, and wait until the engine has ended it, and freed its pages."""
-        if not self._ended:
+        if not self._is_ended:
             self._mailbox.cancel(self)
-        while not self._ended:
+        while not self._is_ended:
             self._changed.clear()
             await self._changed.wait()
 
     def deliver(self, part: StreamOutput) -> None:
         """Add the output of a step. Called on the reader's event loop."""
         self._events += part.events
-        self._ended = self._ended or part.ended
+        self._is_ended = self._is_ended or part.is_ended
         self._error = self._error or part.error
         self._changed.set()
 
 
 @dataclass(slots=True)
 class StreamOutput:
-    """The output of a step for one stream. ended: no more events come. error: raised to the reader after the events; None: no error."""
+    """The output of a step for one stream. is_ended: no more events come. error: raised to the reader after the events; None: no error."""
 
     events: list[SequenceEvent] = field(default_factory=list)
-    ended: bool = False
+    is_ended: bool = False
     error: End | None = None
 
 
@@ -464,7 +464,7 @@ class StepOutputs:
 
     def end(self, stream: SequenceStream, error: End | None) -> None:
         part = self._parts.setdefault(stream, StreamOutput())
-        part.ended, part.error = True, error
+        part.is_ended, part.error = True, error
 
     def send(self) -> list[SequenceStream]:
         """Deliver the outputs; each event loop is woken once. Returns the streams whose event loop is closed: nobody will read them."""

@@ -26,10 +26,10 @@ log = structlog.get_logger(__name__)
 ANSWERS = "/v1/"
 """Requests below this path get a line in the log; the page and its files get none."""
 
-LEFT = 499
+CANCELLED_STATUS = 499
 """The status in the log and in the metrics for a client that left before the answer had a status."""
 
-MOST_CHARACTERS = 128
+MAX_CHARACTERS = 128
 """The most characters of a client's own words that the log shows."""
 
 
@@ -51,7 +51,7 @@ class HttpAccount:
         self.field: str | None = None
         self.at_end: list[Callable[[], None]] = []
         self.on_copied: Callable[[int], None] = lambda copied_bytes: None
-        self._begun = time.perf_counter()
+        self._begin_s = time.perf_counter()
         self._first_byte_s: float | None = None
         self._ttft_s: float | None = None
         self._ttfa_s: float | None = None
@@ -61,7 +61,7 @@ class HttpAccount:
         self._tokens: int | None = None
         self._done: Done | None = None
 
-    def saw(self, event: Event) -> None:
+    def note_event(self, event: Event) -> None:
         """Note an event of the answer; call it when the event comes from the router."""
         match event:
             case TextDelta():
@@ -91,30 +91,30 @@ class HttpAccount:
         """Yield the same events and note each of them; closing this generator closes `events`."""
         try:
             async for event in events:
-                self.saw(event)
+                self.note_event(event)
                 yield event
         finally:
             await events.aclose()
 
-    def failed(self, error: ApiError) -> None:
+    def note_failure(self, error: ApiError) -> None:
         """Note that the request ends with this error."""
         self.reason = error.reason
         if error.status >= 500:
             self.message = error.message
         else:  # Without the error's message, which may quote the request.
-            self.field = error.param and error.param[:MOST_CHARACTERS]
+            self.field = error.param and error.param[:MAX_CHARACTERS]
 
-    def left(self) -> None:
+    def note_leave(self) -> None:
         """Note that the client has left, or that the gateway has closed its connection."""
         self.reason, self.message = "CANCELLED", None
-        self.status = self.status or LEFT
+        self.status = self.status or CANCELLED_STATUS
 
-    def named(self, name: str) -> None:
+    def note_name(self, name: str) -> None:
         """Note the client's own name for the request."""
         if name.isascii() and name.isprintable():
-            self.client_request_id = name[:MOST_CHARACTERS] or None
+            self.client_request_id = name[:MAX_CHARACTERS] or None
 
-    def began(self, status: int) -> None:
+    def note_begin(self, status: int) -> None:
         """Note that the first bytes of the answer are being sent. status: the HTTP status."""
         self.status = status
         self._first_byte_s = self._now_s
@@ -125,7 +125,7 @@ class HttpAccount:
             release()
         total_s = self._now_s
         endpoint = self.endpoint or "other"
-        metrics.ended.labels(endpoint, str(self.status), self.reason).inc()
+        metrics.requests.labels(endpoint, str(self.status), self.reason).inc()
         metrics.duration.labels(endpoint).observe(total_s)
         if self._first_byte_s is not None:
             metrics.first_byte.labels(endpoint).observe(self._first_byte_s)
@@ -135,7 +135,7 @@ class HttpAccount:
         log.info(
             "http.done",
             method=self.method,
-            path=self.path[:MOST_CHARACTERS],
+            path=self.path[:MAX_CHARACTERS],
             status=self.status,
             client=self.client,
             request_id=self.request_id,
@@ -158,7 +158,7 @@ class HttpAccount:
 
     @property
     def _now_s(self) -> float:
-        return time.perf_counter() - self._begun
+        return time.perf_counter() - self._begin_s
 
 
 def _round_s(seconds: float | None) -> float | None:
@@ -175,7 +175,7 @@ class GatewayMetrics:
         self.registry = registry = new_registry()
         self.inflight = Gauge("omnistage_gateway_inflight", "HTTP requests that run now.", registry=registry)
         self.connections = Gauge("omnistage_gateway_connections", "Connections that are open.", registry=registry)
-        self.ended = MetricCounter(
+        self.requests = MetricCounter(
             "omnistage_gateway_requests_total", "HTTP requests by how they ended.", ("endpoint", "status", "reason"), registry=registry
         )
         self.duration = Histogram(

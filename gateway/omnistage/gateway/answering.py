@@ -41,7 +41,7 @@ def as_event(data: Mapping[str, Any], name: str = "") -> bytes:
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`. If the client leaves, cancel `work` and raise ClientDisconnect."""
-    working, leaving = asyncio.ensure_future(work), asyncio.create_task(_left(request.receive))
+    working, leaving = asyncio.ensure_future(work), asyncio.create_task(_wait_for_disconnect(request.receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -103,7 +103,7 @@ async def _with_errors(pieces: Pieces, account: HttpAccount, fields: Mapping[str
             yield piece
     except (OmniError, ApiError) as error:
         failure = of_omni(error, fields) if isinstance(error, OmniError) else error
-        account.failed(failure)
+        account.note_failure(failure)
         if error_piece is None:
             raise BrokenOff from error
         yield error_piece(failure)
@@ -128,7 +128,7 @@ class StreamedResponse(Response):
         self.init_headers(STREAM_HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending, leaving = asyncio.create_task(self._send(send)), asyncio.create_task(_left(receive))
+        sending, leaving = asyncio.create_task(self._send(send)), asyncio.create_task(_wait_for_disconnect(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not sending.done():
@@ -149,7 +149,7 @@ class StreamedResponse(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _left(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     """Wait until the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -167,7 +167,7 @@ async def _end(*tasks: asyncio.Future[Any]) -> None:
 Events = AsyncGenerator[Event, None]
 Numbered = AsyncGenerator[tuple[int, Event], None]
 
-MOST_WAITING = 16
+MAX_UNSENT_EVENTS = 16
 """The most events that wait to be sent to the client; when so many wait, the answers pause."""
 
 
@@ -188,7 +188,7 @@ async def merge_events(answers: Sequence[Events]) -> Numbered:
             async for event in events:
                 yield 0, event
         return
-    queue: asyncio.Queue[tuple[int, Event | Exception | None]] = asyncio.Queue(MOST_WAITING)
+    queue: asyncio.Queue[tuple[int, Event | Exception | None]] = asyncio.Queue(MAX_UNSENT_EVENTS)
     tasks = [asyncio.create_task(_feed(number, events, queue)) for number, events in enumerate(answers)]
     try:
         running = len(tasks)

@@ -85,7 +85,7 @@ async def _speech_events(events: AsyncGenerator[Event, None], form: str) -> Piec
                 yield as_event({"type": "speech.audio.done", "usage": speech_usage(piece.usage), **ours})
 
 
-MOST_SECONDS = 3600
+MAX_SECONDS = 3600
 
 SOUND_FIELDS = fields_of("prompt", {})
 """The field of this interface, by the name that the client library and the stages use."""
@@ -94,8 +94,8 @@ SOUND_FIELDS = fields_of("prompt", {})
 class SoundRequest(DrawnBody):
     prompt: Annotated[str, Field(min_length=1)]
     model: str | None = None
-    seconds: Annotated[float, Field(gt=0, le=MOST_SECONDS, allow_inf_nan=False)] | None = None
-    begin_s: Annotated[float, Field(ge=0, le=MOST_SECONDS, allow_inf_nan=False)] | None = None
+    seconds: Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)] | None = None
+    begin_s: Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)] | None = None
     response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = "wav"
     stream_format: Literal["audio", "sse"] = "audio"
 
@@ -113,7 +113,7 @@ def sound_routes(door: Door) -> APIRouter:
             pipeline=await unless_gone(request, door.offer.pipeline_that_can(SOUND, body.model)),
             seconds=body.seconds,
             begin_s=body.begin_s or None,
-            **body.drawn,
+            **body.drawing_options,
         )
         with in_words_of(SOUND_FIELDS):
             outputs = ["audio", "progress"] if body.stream_format == "sse" else ["audio"]

@@ -26,12 +26,12 @@ MAX_MESSAGES = 1024
 MAX_KEYS = 128
 """The most keys of an object whose fields are validated."""
 
-MOST_OPTIONS = 64
+MAX_OPTIONS = 64
 """The most options of one pipeline alone."""
 
-MOST_SEED = (1 << 64) - 1
+MAX_SEED = (1 << 64) - 1
 
-LEAST_TOP_P = 1e-6
+MIN_TOP_P = 1e-6
 """Sent in place of OpenAI's 0, which means that only the likeliest token is taken."""
 
 
@@ -91,12 +91,12 @@ class StrictBody(Body):
 
 def seed_of(seed: int) -> int:
     """The seed to send to a pipeline, 0 or more: a seed below zero counts back from the largest seed, so -1 is the largest."""
-    return seed & MOST_SEED
+    return seed & MAX_SEED
 
 
 def top_p_of(top_p: float | None) -> float | None:
-    """The top_p to send to a pipeline, which refuses 0: 0 becomes `LEAST_TOP_P`."""
-    return None if top_p is None else max(top_p, LEAST_TOP_P)
+    """The top_p to send to a pipeline, which refuses 0: 0 becomes `MIN_TOP_P`."""
+    return None if top_p is None else max(top_p, MIN_TOP_P)
 
 
 def _voice_name(voice: object) -> object:
@@ -122,10 +122,10 @@ def value_of_json(value: object) -> object:
 
 
 Voice = Annotated[str, BeforeValidator(_voice_name, json_schema_input_type=str | dict[str, str])]
-Seed = Annotated[int, Field(ge=-(1 << 63), le=MOST_SEED), AfterValidator(seed_of)]
+Seed = Annotated[int, Field(ge=-(1 << 63), le=MAX_SEED), AfterValidator(seed_of)]
 Ignored = Annotated[Any, Field(description="Taken, and means nothing here."), BeforeValidator(_dropped)]
 Refused = Annotated[Any, Field(description="Refused, if something is in it.")]
-PipelineOptions = Annotated[dict[str, bool | int | float | str], BeforeValidator(value_of_json), Field(max_length=MOST_OPTIONS)]
+PipelineOptions = Annotated[dict[str, bool | int | float | str], BeforeValidator(value_of_json), Field(max_length=MAX_OPTIONS)]
 ToolChoice = Annotated[Refused, BeforeValidator(_not_called)]
 
 
@@ -162,7 +162,7 @@ class DrawnBody(Body):
     options: PipelineOptions | None = None
 
     @property
-    def drawn(self) -> dict[str, Any]:
+    def drawing_options(self) -> dict[str, Any]:
         """These options by name; None: the request does not have the option."""
         return {name: getattr(self, name) for name in DrawnBody.model_fields}
 
@@ -171,7 +171,7 @@ B = TypeVar("B", bound=BaseModel)
 
 FORM, JSON = "multipart/form-data", "application/json"
 
-MOST_FIELDS = 64
+MAX_FIELDS = 64
 FIELD_BYTES = 1 << 20
 """The most bytes of a field that is not a file."""
 
@@ -196,7 +196,7 @@ def is_form(request: Request) -> bool:
 async def form_of(request: Request, most_files: int) -> list[tuple[str, bytes | str]]:
     """The names and values of a form, in order: the bytes of files, and texts. Raises ApiError."""
     pieces = _pieces(b"".join([piece async for piece in request.stream()]))  # `request.body` would hold it to the end of the request.
-    parser = _InMemory(request.headers, pieces, max_files=most_files, max_fields=MOST_FIELDS, max_part_size=FIELD_BYTES)
+    parser = _InMemory(request.headers, pieces, max_files=most_files, max_fields=MAX_FIELDS, max_part_size=FIELD_BYTES)
     try:
         form = await parser.parse()
     except MultiPartException as error:

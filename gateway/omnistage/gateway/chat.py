@@ -65,7 +65,7 @@ def routes(door: Door) -> APIRouter:
 async def _ask_all(door: Door, visitor: Visitor, body: ChatRequest, pipeline: str, transcripts: Transcripts) -> list[Events]:
     """The events of each answer to a request. The router is asked for an answer when its first event is read."""
     fetch = door.fetcher.of(visitor.account)
-    turns = await turns_of(body.messages, lambda name: transcripts.get(visitor.who, name), fetch, use_audio=body.hears_films)
+    turns = await turns_of(body.messages, lambda name: transcripts.get(visitor.name, name), fetch, use_audio=body.hears_films)
     body.messages.clear()  # The turns have what was in them, and go with this call.
     voice = await door.offer.voice(body.audio.voice if body.audio else None)
     options = [door.options(visitor, **options_of(body, pipeline, voice, number)) for number in range(body.n or 1)]
@@ -118,7 +118,7 @@ async def _note_text(events: Events, noted: list[TextDelta]) -> AsyncGenerator[E
 
 def _sound(answer: Answer, encoder: Encoder) -> str:
     """The sound of a whole answer, as a file in base64. It may take a while, so call it on a thread."""
-    return base64.b64encode(encoder.whole(answer.audio.samples if answer.audio else np.empty(0, np.float32))).decode()
+    return base64.b64encode(encoder.encode_whole(answer.audio.samples if answer.audio else np.empty(0, np.float32))).decode()
 
 
 MAX_CHOICES = 8
@@ -407,14 +407,14 @@ class Transcripts:
     """Keeps each text for the client that heard it."""
 
     def __init__(self) -> None:
-        self._kept: ExpiringCache[tuple[str, str]] = ExpiringCache(TRANSCRIPTS_BYTES)
+        self._texts: ExpiringCache[tuple[str, str]] = ExpiringCache(TRANSCRIPTS_BYTES)
 
     def put(self, visitor: Visitor, text: str, name: str = "") -> tuple[str, int]:
         """Keep a text for a client. Returns (its name, Unix time until which it is kept). name: its name if the client has it
         already; empty: make a new one."""
-        return self._kept.put(visitor.host, (visitor.who, text), len(text.encode()) + ENTRY_BYTES, "audio_", name)
+        return self._texts.put(visitor.host, (visitor.name, text), len(text.encode()) + ENTRY_BYTES, "audio_", name)
 
     def get(self, client: str, name: str) -> str | None:
         """The text of this name; None if it is gone, or was not kept for this client."""
-        entry = self._kept.get(name)
+        entry = self._texts.get(name)
         return entry[1] if entry is not None and entry[0] == client else None

@@ -34,12 +34,12 @@ KEY_HEADERS = ("x-api-key", "api-key")
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """The sender of a request. omni: asks the router with the sender's key. account: of the request. who: the sender's name, by which
+    """The sender of a request. omni: asks the router with the sender's key. account: of the request. name: the sender's, by which
     films, texts and other data are kept apart. host: a name of the sender's host; all senders of a host share what one host gets."""
 
     omni: AsyncOmni
     account: HttpAccount
-    who: str
+    name: str
     host: str
 
 
@@ -86,7 +86,7 @@ class Door:
 
     def _hashed(self, name: str) -> str:
         """A hash of a name. All processes with the same folder of films make the same hash of it, so each knows who asked for a film."""
-        return hmac.new(self.jobs.kept.secret, name.encode(), hashlib.sha256).hexdigest()
+        return hmac.new(self.jobs.store.secret, name.encode(), hashlib.sha256).hexdigest()
 
     def enter(self) -> None:
         """Count a request that begins."""

@@ -38,7 +38,7 @@ INVALID, SERVER = "invalid_request_error", "server_error"
 RETRY_AFTER_S = 1.0
 """Seconds to pause before a retry if the error gives no delay."""
 
-MOST_CHARACTERS = 2048
+MAX_CHARACTERS = 2048
 """The most characters of a message."""
 
 REASONS = {400: "BAD_REQUEST", 413: "BAD_REQUEST", 431: "BAD_REQUEST", 500: "INTERNAL"}
@@ -178,7 +178,7 @@ def in_words_of(fields: Mapping[str, str]) -> Iterator[None]:
 
 def _quote(text: str) -> str:
     """The beginning of a text, without characters that UTF-8 cannot hold."""
-    return text[:MOST_CHARACTERS].encode(errors="replace").decode()
+    return text[:MAX_CHARACTERS].encode(errors="replace").decode()
 
 
 def _code(error: OmniError) -> str:

@@ -26,7 +26,7 @@ REQUESTS = 4
 """All requests together may hold this many times the bytes that one request may fetch, and those of one host its share of that. Bytes
 count until their request has been answered."""
 
-MOST_REDIRECTS = 3
+MAX_REDIRECTS = 3
 HTTPS_PORT = 443
 
 
@@ -53,7 +53,7 @@ class Fetcher:
         self._check(target, field)
         try:
             async with asyncio.timeout_at(budget.deadline()):
-                for _ in range(MOST_REDIRECTS + 1):
+                for _ in range(MAX_REDIRECTS + 1):
                     answer = await self._get(budget, target, field)
                     if isinstance(answer, bytes):
                         return answer
@@ -66,7 +66,7 @@ class Fetcher:
             ) from None
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
             raise _refusal(field, f"cannot be fetched from {target.host}: {str(error) or type(error).__name__}") from error
-        raise _refusal(field, f"{target.host} sends on more than {MOST_REDIRECTS} times")
+        raise _refusal(field, f"{target.host} sends on more than {MAX_REDIRECTS} times")
 
     def _check(self, target: httpx2.URL, field: str) -> None:
         """Raises ApiError unless the URL is of https, without a name and password, and of an allowed host. field: the field with the

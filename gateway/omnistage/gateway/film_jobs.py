@@ -19,7 +19,7 @@ from omnistage.client import AsyncOmni
 from omnistage.client.errors import BadRequestError, OmniError, RouterLostError, StageLostError, UnavailableError
 from omnistage.gateway.accounts import GatewayMetrics
 from omnistage.gateway.failure import ApiError, fields_of, of_omni
-from omnistage.gateway.film_store import BEGINNING, GROWING, FilmJob, Growing, Store, beside, facts_of, finish, make_film
+from omnistage.gateway.film_store import BEGINNING, GROWING, FilmJob, Growing, Store, facts_of, finish, make_film, run_to_end
 from omnistage.gateway.kept import new_name
 from omnistage.gateway.offer import Views
 from omnistage.gateway.settings import GatewaySettings
@@ -38,10 +38,10 @@ FIELDS = fields_of(
 FILM_SHARE = 0.5
 """The largest part of the bytes of all jobs that one film may have."""
 
-MOST_KEPT = 1000
+MAX_ENDED_JOBS = 1000
 """The most jobs that have ended, failed ones too; if there are more, the oldest ones of those who hold the most are deleted."""
 
-MOST_TRIES = 24
+MAX_TRIES = 24
 """The most tries of a film if no server answers. The pauses between them grow; they last seven minutes, in which a server can load its
 model."""
 LOSS_TRIES = 8
@@ -49,15 +49,15 @@ LOSS_TRIES = 8
 
 AGAIN_S = 2.0
 """Seconds to pause before a retry if the error gives no delay; also the least seconds between two rounds of `Jobs.tidy`."""
-MOST_PAUSE_S = 20.0
+MAX_PAUSE_S = 20.0
 """Longest pause between tries, in seconds."""
 
 FULL_AGAIN_S = 30.0
 """Seconds after which clients should ask again if there are too many jobs or the disk failed."""
 
-LOST = "the file of this film is gone; ask for it again"
+LOST_FILE_MESSAGE = "the file of this film is gone; ask for it again"
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of the system for a disk without room."""
 
 
@@ -106,7 +106,7 @@ class Jobs:
         self._fill()
 
     @property
-    def kept(self) -> Store:
+    def store(self) -> Store:
         """The store of the jobs; call it only after `open`."""
         assert self._store is not None
         return self._store
@@ -155,16 +155,16 @@ class Jobs:
 
     async def film(self, job: FilmJob) -> str:
         """Path of the file of a completed film. Raises ApiError 404 if another program has removed the file."""
-        path = self.kept.film(job)
+        path = self.store.film(job)
         if not await asyncio.to_thread(path.is_file):
             await self._lose(job)
-            raise ApiError(404, LOST, code="file_lost")
+            raise ApiError(404, LOST_FILE_MESSAGE, code="file_lost")
         return str(path)
 
     async def _lose(self, job: FilmJob) -> None:
         """Note that the file of a completed film is gone, so that the job counts as failed."""
         job.size_bytes = 0
-        await self._end(job, "failed", {"code": "file_lost", "message": LOST})
+        await self._end(job, "failed", {"code": "file_lost", "message": LOST_FILE_MESSAGE})
 
     def growing(self, job: FilmJob) -> Growing | None:
         """The growing file of a job that waits or runs; None for other jobs."""
@@ -188,14 +188,14 @@ class Jobs:
         try:
             await self._make_room(0)
             async with self._writing:
-                await beside(self.kept.put_new, job, picture)
+                await run_to_end(self.store.put_new, job, picture)
         except BaseException as error:
             self._jobs.pop(job.id, None)
             self._runs.pop(job.id, None)
             if isinstance(error, OSError | sqlite3.Error):
                 raise _unwritten(job, "keep", error) from None
             with suppress(OSError, sqlite3.Error):
-                await beside(self.kept.remove, job)  # The client may have left when the row was written already.
+                await run_to_end(self.store.remove, job)  # The client may have left when the row was written already.
             raise
         run.is_kept = True
         self._fill()
@@ -236,7 +236,7 @@ class Jobs:
         """Remove a job from the store, then from memory. Raises OSError, sqlite3.Error; then the job stays, so that its bytes are counted
         and it can be removed later."""
         async with self._writing:
-            await beside(self.kept.remove, job)
+            await run_to_end(self.store.remove, job)
             self._jobs.pop(job.id, None)
         self._count()
 
@@ -244,7 +244,7 @@ class Jobs:
 
     def _wait(self, job: FilmJob, omni: AsyncOmni, *, is_kept: bool = True) -> _Run:
         """Put a job among those that wait. omni, is_kept: as in `_Run`."""
-        run = self._runs[job.id] = _Run(job, omni, Growing(self.kept.file(job, GROWING)), is_kept=is_kept)
+        run = self._runs[job.id] = _Run(job, omni, Growing(self.store.file(job, GROWING)), is_kept=is_kept)
         self._count()
         return run
 
@@ -312,7 +312,7 @@ class Jobs:
         job = run.job
         job.status, job.progress, job.frames, job.size_bytes = "in_progress", 0, 0, 0
         await self._put(job)
-        picture = await asyncio.to_thread(self.kept.file(job, BEGINNING).read_bytes) if job.has_picture else None
+        picture = await asyncio.to_thread(self.store.file(job, BEGINNING).read_bytes) if job.has_picture else None
         try:
             async with aclosing(make_film(run.omni, job, picture, self._settings.session_limit)) as pieces:
                 async for piece in pieces:
@@ -322,8 +322,8 @@ class Jobs:
                     job.size_bytes += len(piece)
             if not job.frames:
                 raise ApiError(500, f"{job.model} made no film", code="no_film", hint="GET /v1/models has what each makes.")
-            film = self.kept.film(job)
-            await beside(finish, self.kept.file(job, GROWING), film)
+            film = self.store.film(job)
+            await run_to_end(finish, self.store.file(job, GROWING), film)
             await self._look_into(job, film)
         except BaseException:
             job.frames = job.size_bytes = 0
@@ -365,7 +365,7 @@ class Jobs:
         job.options, job.picture_bytes = {"seed": job.options["seed"]}, 0  # Nothing reads the other options any more.
         await self._put(job)
         try:
-            self.kept.remove_file(job, BEGINNING)
+            self.store.remove_file(job, BEGINNING)
         except OSError as fault:
             log.warning("film.not_removed", job=job.id, why=str(fault))
         self._job_end.set()
@@ -376,7 +376,7 @@ class Jobs:
             if job.id not in self._jobs:
                 return
             try:
-                await beside(self.kept.put, job)
+                await run_to_end(self.store.put, job)
             except sqlite3.Error as error:
                 log.warning("film.not_kept", job=job.id, why=str(error))
 
@@ -403,7 +403,7 @@ class Jobs:
         removable = [job for job in over if self._is_past(job)]
         remaining = [job for job in over if not self._is_past(job)]
         # Each job counts as one, whatever its bytes.
-        while len(remaining) > MOST_KEPT and (job := _first_to_go(remaining, lambda job: 1)) is not None:
+        while len(remaining) > MAX_ENDED_JOBS and (job := _first_to_go(remaining, lambda job: 1)) is not None:
             remaining.remove(job)
             removable.append(job)
         return removable
@@ -440,9 +440,9 @@ def pause_s(error: OmniError, job: FilmJob) -> float | None:
     if isinstance(error, StageLostError | RouterLostError):
         has_run = job.progress > 0
         job.tries += LOSS_TRIES if has_run else 1
-        if job.tries >= MOST_TRIES:
+        if job.tries >= MAX_TRIES:
             return None
-        return AGAIN_S if has_run else min(AGAIN_S * 2 ** (job.tries - 1), MOST_PAUSE_S)
+        return AGAIN_S if has_run else min(AGAIN_S * 2 ** (job.tries - 1), MAX_PAUSE_S)
     return error.retry_delay_s or AGAIN_S
 
 
@@ -457,7 +457,7 @@ def _unwritten(job: FilmJob, verb: str, error: OSError | sqlite3.Error) -> ApiEr
 
 def _code_of(error: OSError | sqlite3.Error) -> str:
     """The code that clients get for an error of the disk or the database."""
-    is_full = error.errno in FULL if isinstance(error, OSError) else error.sqlite_errorname == "SQLITE_FULL"
+    is_full = error.errno in FULL_DISK_ERRORS if isinstance(error, OSError) else error.sqlite_errorname == "SQLITE_FULL"
     return "disk_full" if is_full else "not_written"
 
 

@@ -56,7 +56,7 @@ GROWING, BEGINNING = "part", "picture"
 """Suffixes of a job's other files: the growing film, and the picture that it begins with."""
 
 OWN_PREFIX = "omnistage-films-"
-_OWN = re.compile(re.escape(OWN_PREFIX) + "[a-z0-9_]{8}")
+_OWN_FOLDER_NAME = re.compile(re.escape(OWN_PREFIX) + "[a-z0-9_]{8}")
 """Names of the folders that gateways make for themselves."""
 
 _NAME = re.compile(r"video_[A-Za-z0-9_-]{32}")
@@ -124,11 +124,11 @@ class Store:
         self._lock = threading.Lock()
         if not folder:
             _sweep(Path(tempfile.gettempdir()))
-        self._own = None if folder else tempfile.TemporaryDirectory(prefix=OWN_PREFIX)
-        self.folder = Path(self._own.name if self._own else folder)
+        self._temporary_folder = None if folder else tempfile.TemporaryDirectory(prefix=OWN_PREFIX)
+        self.folder = Path(self._temporary_folder.name if self._temporary_folder else folder)
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._held = _hold(self.folder)
+            self._lock_descriptor = _hold(self.folder)
             self._database = sqlite3.connect(self.folder / DATABASE, timeout=BUSY_S, check_same_thread=False, isolation_level=None)
             self.secret = self._prepare()
             self._tidy()
@@ -262,9 +262,9 @@ class Store:
     def close(self) -> None:
         with self._lock:
             self._database.close()
-        os.close(self._held)
-        if self._own is not None:
-            self._own.cleanup()
+        os.close(self._lock_descriptor)
+        if self._temporary_folder is not None:
+            self._temporary_folder.cleanup()
 
 
 def _tell_damage(name: str, fault: object) -> None:
@@ -295,7 +295,7 @@ def _sweep(parent: Path) -> None:
     """Remove folders of gateways of this user that were killed."""
     for folder in parent.glob(f"{OWN_PREFIX}*"):
         with suppress(OSError):  # Another gateway has it, or removes it, or has just made it and not locked it yet.
-            if _OWN.fullmatch(folder.name) and folder.lstat().st_uid == os.geteuid() and (folder / LOCK).is_file():
+            if _OWN_FOLDER_NAME.fullmatch(folder.name) and folder.lstat().st_uid == os.geteuid() and (folder / LOCK).is_file():
                 lock = _hold(folder)
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(lock)
@@ -337,11 +337,11 @@ T = TypeVar("T")
 PIECE_BYTES = 1 << 18
 """The most bytes of a piece that is read."""
 
-MOST_PROGRESS = 99
+MAX_RUNNING_PERCENT = 99
 """Percent that a film shows at most before it is whole."""
 
 
-async def beside(call: Callable[..., T], *arguments: Any) -> T:
+async def run_to_end(call: Callable[..., T], *arguments: Any) -> T:
     """Return the result of `call(*arguments)`, run on a thread. A caller that is cancelled still waits for the end of the call, so that no
     later write overtakes this one."""
     work = asyncio.ensure_future(asyncio.to_thread(call, *arguments))
@@ -366,7 +366,7 @@ async def make_film(omni: AsyncOmni, job: FilmJob, picture: bytes | None, limit_
         async for event in events:
             match event:
                 case Progress() if event.total:
-                    job.progress = min(MOST_PROGRESS, 100 * event.done // event.total)
+                    job.progress = min(MAX_RUNNING_PERCENT, 100 * event.done // event.total)
                 case VideoDelta():
                     # Added, because a browser shows a film in pieces only if it knows the codecs.
                     job.media_type = f'{event.media_type}; codecs="{event.codecs}"' if event.codecs else event.media_type
@@ -379,7 +379,7 @@ async def make_film(omni: AsyncOmni, job: FilmJob, picture: bytes | None, limit_
 
 
 class Growing:
-    """A film's file at `path` while it is written. written: number of its bytes so far. readers: how many clients read it now."""
+    """A film's file at `path` while it is written. size_bytes: of what is written so far. readers: how many clients read it now."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -387,14 +387,14 @@ class Growing:
         self._changed = asyncio.Event()
         self._attempt = 0  # number of the present try
         self._is_whole = self._is_over = False
-        self.written = self.readers = 0
+        self.size_bytes = self.readers = 0
 
     async def write(self, data: bytes) -> None:
         """Append bytes. Raises OSError."""
         if self._file is None:
-            self._file = await beside(open_private, self._path, "w+b")
-        await beside(write_all, self._file, data)
-        self.written += len(data)
+            self._file = await run_to_end(open_private, self._path, "w+b")
+        await run_to_end(write_all, self._file, data)
+        self.size_bytes += len(data)
         self._tell()
 
     async def reset(self, *, is_whole: bool) -> None:
@@ -402,8 +402,8 @@ class Growing:
         other bytes."""
         self._is_whole = is_whole
         if not is_whole:
-            self._attempt, self.written = self._attempt + 1, 0
-            await beside(self._path.unlink, True)  # Before anything that can fail: a full disk gets its room back.
+            self._attempt, self.size_bytes = self._attempt + 1, 0
+            await run_to_end(self._path.unlink, True)  # Before anything that can fail: a full disk gets its room back.
             self._close()
         self._tell()
 
@@ -419,7 +419,7 @@ class Growing:
         self.readers += 1
         descriptor = -1
         try:
-            while not self.written and not self._is_over:
+            while not self.size_bytes and not self._is_over:
                 await self._changed.wait()
             if self._file is None:
                 raise ApiError(409, "this video has ended meanwhile", code="not_ready", hint="GET /v1/videos/{id} says how it is.")
@@ -427,8 +427,8 @@ class Growing:
             descriptor = os.dup(self._file.fileno())
             attempt, offset = self._attempt, 0
             while True:
-                while offset < self.written and attempt == self._attempt:
-                    piece = await beside(os.pread, descriptor, min(PIECE_BYTES, self.written - offset), offset)
+                while offset < self.size_bytes and attempt == self._attempt:
+                    piece = await run_to_end(os.pread, descriptor, min(PIECE_BYTES, self.size_bytes - offset), offset)
                     if not piece:  # Another program has made the file shorter.
                         raise BrokenOff
                     offset += len(piece)

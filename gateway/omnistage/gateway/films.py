@@ -25,7 +25,7 @@ from omnistage.gateway.film_store import ENDS, FilmJob, ask_for_film
 from omnistage.gateway.offer import FILM
 from omnistage.gateway.pictures import FILE, SIZE, PictureReference, fetch_pictures, sides_of, size_of, url_of
 
-MOST_LISTED = 100
+MAX_PAGE_JOBS = 100
 
 NUMBERS = {"width", "height", "steps", "frames_per_second", "guidance_scale", "guidance_scale_2", "flow_shift"}
 """Options whose ranges the client library checks."""
@@ -65,17 +65,17 @@ def routes(door: Door) -> APIRouter:
     @router.get("")
     async def videos(
         request: Request,
-        limit: Annotated[int, Query(ge=0, le=MOST_LISTED)] = 20,
+        limit: Annotated[int, Query(ge=0, le=MAX_PAGE_JOBS)] = 20,
         after: str | None = None,
         order: Literal["asc", "desc"] = "desc",
     ) -> dict[str, Any]:
         """List the videos of this visitor."""
         visitor = visitor_of(request)
-        listed_jobs = jobs.of(visitor.who)
+        listed_jobs = jobs.of(visitor.name)
         if order == "desc":
             listed_jobs.reverse()
         if after is not None:
-            listed_jobs = listed_jobs[listed_jobs.index(jobs.find(visitor.who, after)) + 1 :]
+            listed_jobs = listed_jobs[listed_jobs.index(jobs.find(visitor.name, after)) + 1 :]
         data = [_job_fields(door, job) for job in listed_jobs[:limit]]
         ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
         return {"object": "list", "data": data, **ends, "has_more": len(listed_jobs) > limit}
@@ -83,12 +83,12 @@ def routes(door: Door) -> APIRouter:
     @router.get("/{video_id}")
     async def video(request: Request, video_id: str) -> dict[str, Any]:
         """The state of a video."""
-        return _job_fields(door, jobs.find(visitor_of(request).who, video_id))
+        return _job_fields(door, jobs.find(visitor_of(request).name, video_id))
 
     @router.delete("/{video_id}")
     async def delete(request: Request, video_id: str) -> dict[str, Any]:
         """Delete a video; if it is still being made, that is cancelled."""
-        await jobs.delete(jobs.find(visitor_of(request).who, video_id))
+        await jobs.delete(jobs.find(visitor_of(request).name, video_id))
         return {"id": video_id, "object": "video.deleted", "deleted": True}
 
     @router.get("/{video_id}/content", response_class=Response, responses=CONTENT)
@@ -98,7 +98,7 @@ def routes(door: Door) -> APIRouter:
         """The file of a video, or a range of it; with `stream=true` also the growing file of one that is not whole yet."""
         if variant != "video":
             raise unsupported_error("variant", "only the video itself is kept; leave it out")
-        return await _content(door, request, jobs.find(visitor_of(request).who, video_id), stream)
+        return await _content(door, request, jobs.find(visitor_of(request).name, video_id), stream)
 
     @router.post("/{video_id}/remix", include_in_schema=False)
     async def remix(video_id: str) -> None:
@@ -146,7 +146,7 @@ async def _create_job(door: Door, request: Request, body: FilmRequest, reference
         guidance_scale_2=body.guidance_scale_2,
         flow_shift=body.flow_shift,
         media_type=body.format and MEDIA_TYPES[body.format],
-        **body.drawn,
+        **body.drawing_options,
     )
     del options["timeout_s"]  # The time limit begins only when the job begins.
     with in_words_of(FIELDS):  # The router is not asked yet, but the client library already refuses wrong options.
@@ -156,7 +156,7 @@ async def _create_job(door: Door, request: Request, body: FilmRequest, reference
     if body.frames and body.frames_per_second:
         seconds = body.frames / body.frames_per_second
     job = new_job(
-        visitor.who,
+        visitor.name,
         host=visitor.host,
         prompt=body.prompt,
         options=options,
@@ -252,12 +252,12 @@ def _job_fields(door: Door, job: FilmJob) -> dict[str, Any]:
     }
 
 
-MOST_SECONDS = 3600
-MOST_FRAMES = 1 << 16
+MAX_SECONDS = 3600
+MAX_FRAMES = 1 << 16
 MAX_PROMPT_CHARACTERS = 32_000
 MAX_OPTIONS_CHARACTERS = 1 << 16
 """The most characters of all names and values of `options`, which are kept with the job."""
-LEAST_RATE_HZ, MOST_RATE_HZ = 0.1, 120
+MIN_RATE_HZ, MAX_RATE_HZ = 0.1, 120
 
 MEDIA_TYPES = {"webm": "video/webm", "mp4": "video/mp4", "mp4-h264": 'video/mp4; codecs="avc1"'}
 """The media type that stages know a format by."""
@@ -277,14 +277,14 @@ class FilmRequest(DrawnBody):
     negative_prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARACTERS)] | None = None
     options: Annotated[PipelineOptions, AfterValidator(_check_length)] | None = None
     model: str | None = None
-    seconds: Annotated[float, Field(gt=0, le=MOST_SECONDS, allow_inf_nan=False)] | None = None
+    seconds: Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)] | None = None
     size: Annotated[str, AfterValidator(size_of), Field(json_schema_extra={"pattern": SIZE})] | None = None
 
     user: Ignored = None
     safety_identifier: Ignored = None
 
-    frames: Annotated[int, Field(ge=1, le=MOST_FRAMES)] | None = None
-    frames_per_second: Annotated[float, Field(ge=LEAST_RATE_HZ, le=MOST_RATE_HZ, allow_inf_nan=False)] | None = None
+    frames: Annotated[int, Field(ge=1, le=MAX_FRAMES)] | None = None
+    frames_per_second: Annotated[float, Field(ge=MIN_RATE_HZ, le=MAX_RATE_HZ, allow_inf_nan=False)] | None = None
     guidance_scale_2: float | None = None
     flow_shift: float | None = None
     format: Literal["webm", "mp4", "mp4-h264"] | None = None

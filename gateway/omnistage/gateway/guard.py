@@ -90,14 +90,14 @@ class HttpGuard:
         request = Request(scope, receive)
         account.client = host_of(scope.get("client"))
         account.host = network_of(account.client)
-        account.named(request.headers.get("x-client-request-id", ""))
+        account.note_name(request.headers.get("x-client-request-id", ""))
         self._door.enter()
         try:
             try:  # An ApiError becomes the answer, unless an answer has begun.
                 self._check(request)
                 if account.path.startswith(ANSWERS):
                     scope["state"]["visitor"] = self._door.visitor(request.headers, account)
-                with self._held(request.headers, account.host) as body:
+                with self._hold_body(request.headers, account.host) as body:
                     answer.memory = body.memory
                     receive_again = await body.read(receive)
                     scope["state"]["json"] = body.json
@@ -106,12 +106,12 @@ class HttpGuard:
             except ApiError as error:
                 if answer.has_begun:
                     raise
-                account.failed(error)
+                account.note_failure(error)
                 await self._readable(error.response)(scope, receive, answer.send)
         except BrokenOff:
             raise
         except (ClientDisconnect, asyncio.CancelledError) as error:
-            account.left()
+            account.note_leave()
             if isinstance(error, asyncio.CancelledError):
                 raise
         except Exception:
@@ -184,7 +184,7 @@ class HttpGuard:
         raise ApiError(403, f"pages of {origin[:128]} may not call this gateway", code="origin_not_allowed", hint=hint)
 
     @contextmanager
-    def _held(self, headers: Headers, host: str) -> Iterator[_Body]:
+    def _hold_body(self, headers: Headers, host: str) -> Iterator[_Body]:
         """Yield the body, not yet read; its memory is counted until the block ends. host: the client for which it is counted. Raises
         ApiError."""
         limit = self._door.settings.max_message_bytes
@@ -224,10 +224,10 @@ class _Body:
             self.json = await _apply(_parse_json, body)
         self._messages.append({"type": "http.request", "body": body, "more_body": False})
 
-        async def again() -> Message:
+        async def receive_again() -> Message:
             return self._messages.pop() if self._messages else await receive()
 
-        return again
+        return receive_again
 
     async def _collect(self, receive: Receive) -> bytes:
         """Receive all pieces of the body, and count their memory. Raises ApiError, ClientDisconnect."""
@@ -294,7 +294,7 @@ class AnswerSender:
             if self.has_begun:
                 raise
             self._start, self._is_refused = None, True
-            self._account.failed(error)
+            self._account.note_failure(error)
             await self._refuse(error, AnswerSender(self._account, self._send, self._refuse).send)
             return
         try:
@@ -311,7 +311,7 @@ class AnswerSender:
         if self._start is not None:
             start, self._start = self._start, None
             self.has_begun = True
-            self._account.began(start["status"])
+            self._account.note_begin(start["status"])
             await self._send(start)
 
     def _take(self, size_bytes: int) -> None:

@@ -20,7 +20,7 @@ FRESH_S = 1.0
 
 LIST_LIMIT_S = 5.0
 
-MOST_NAMED = 32
+MAX_PIPELINES = 32
 """The most pipelines that a message lists."""
 
 
@@ -53,7 +53,7 @@ class Offer:
     def __init__(self, omni: AsyncOmni, model_names: Mapping[str, str], voice_names: Mapping[str, str]) -> None:
         self._omni = omni
         self._model_names, self._voice_names = model_names, voice_names
-        self._known: list[Pipeline] = []
+        self._pipelines: list[Pipeline] = []
         self._failure: OmniError | None = None
         self._asked_at = -FRESH_S
         self._asking: asyncio.Task[None] | None = None
@@ -66,12 +66,12 @@ class Offer:
             await asyncio.shield(self._asking)
         if self._failure is not None:
             raise self._failure.with_traceback(None)
-        return self._known
+        return self._pipelines
 
     async def _ask(self) -> None:
         """Ask the router, and keep its pipelines or its error."""
         try:
-            self._known, self._failure = await self._omni.pipelines(timeout_s=LIST_LIMIT_S), None
+            self._pipelines, self._failure = await self._omni.pipelines(timeout_s=LIST_LIMIT_S), None
         except OmniError as error:
             self._failure = error
         finally:
@@ -93,12 +93,12 @@ class Offer:
         return pipeline
 
     def _unknown(self, name: str) -> ApiError:
-        names = ", ".join(one.name for one in self._known[:MOST_NAMED])
+        names = ", ".join(one.name for one in self._pipelines[:MAX_PIPELINES])
         text = f"The model '{name[:128]}' does not exist here; there are: {names}"
         return ApiError(404, text, param="model", code="model_not_found", reason="UNKNOWN_MODEL", hint=LIST)
 
     def _find(self, name: str) -> Pipeline | None:
-        return next((one for one in self._known if one.name == name), None)
+        return next((one for one in self._pipelines if one.name == name), None)
 
     async def _resolved(self, model: str) -> Pipeline | None:
         """The pipeline that a name stands for; a pipeline's own name takes precedence. None: the router chooses. Raises ApiError 404."""
@@ -132,8 +132,8 @@ class Offer:
         """Return `pipeline` itself. Raises ApiError 400, which names pipelines that can, if it lacks the ability."""
         if ability.has(pipeline):
             return pipeline
-        able = [one.name for one in self._known if ability.has(one)]
-        hint_words = f"these can: {', '.join(able[:MOST_NAMED])}" if able else "no pipeline here can"
+        able = [one.name for one in self._pipelines if ability.has(one)]
+        hint_words = f"these can: {', '.join(able[:MAX_PIPELINES])}" if able else "no pipeline here can"
         own_ability = next((each for each in ABILITIES if each.has(pipeline)), None)
         hint = f"Ask {own_ability.endpoint} for it." if own_ability else LIST
         raise ApiError(400, f"model: {pipeline.name} cannot {ability.name}; {hint_words}", param="model", code="unsupported", hint=hint)

@@ -29,11 +29,11 @@ from omnistage.gateway.kept import KEPT_S, ExpiringCache
 from omnistage.gateway.offer import DRAW
 from omnistage.gateway.report import account_fields, failover_fields, picture_usage
 
-MOST_PICTURES = 8
+MAX_PICTURES = 8
 """The most pictures of one answer, layers not counted."""
-MOST_GIVEN = 16
+MAX_INPUT_PICTURES = 16
 """The most pictures to draw from."""
-MOST_SIGMAS = 1000
+MAX_SIGMAS = 1000
 
 
 SIZE = "^(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})$"
@@ -63,7 +63,7 @@ class PictureReference(Body):
     file_id: str | None = None
 
 
-Sigmas = Annotated[list[float], BeforeValidator(value_of_json), Field(min_length=1, max_length=MOST_SIGMAS)]
+Sigmas = Annotated[list[float], BeforeValidator(value_of_json), Field(min_length=1, max_length=MAX_SIGMAS)]
 
 
 class PictureRequest(DrawnBody):
@@ -71,7 +71,7 @@ class PictureRequest(DrawnBody):
 
     prompt: Annotated[str, Field(min_length=1)]
     model: str | None = None
-    n: Annotated[int, Field(ge=1, le=MOST_PICTURES)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_PICTURES)] | None = None
     size: Annotated[str, AfterValidator(size_of), Field(json_schema_extra={"pattern": SIZE})] | None = None
     response_format: Literal["b64_json", "url"] | None = None
     output_format: Literal["png", "jpeg", "webp"] | None = None
@@ -103,7 +103,7 @@ class PictureRequest(DrawnBody):
 class EditRequest(PictureRequest):
     """The body of an edit in JSON."""
 
-    images: Annotated[list[PictureReference], Field(min_length=1, max_length=MOST_GIVEN)]
+    images: Annotated[list[PictureReference], Field(min_length=1, max_length=MAX_INPUT_PICTURES)]
     mask: PictureReference | None = None
 
 
@@ -113,10 +113,10 @@ FILE = {"type": "string", "format": "binary"}
 def edit_bodies() -> dict[str, Any]:
     """The description of an edit's body in our document: the body may come in two forms."""
     fields = PictureRequest.model_json_schema()
-    form = {**fields["properties"], "image": {"anyOf": [FILE, {"type": "array", "items": FILE, "maxItems": MOST_GIVEN}]}}
+    form = {**fields["properties"], "image": {"anyOf": [FILE, {"type": "array", "items": FILE, "maxItems": MAX_INPUT_PICTURES}]}}
     form |= {"mask": FILE, "control_image": FILE}
     picture = PictureReference.model_json_schema()
-    listed = {"type": "array", "items": picture, "minItems": 1, "maxItems": MOST_GIVEN}
+    listed = {"type": "array", "items": picture, "minItems": 1, "maxItems": MAX_INPUT_PICTURES}
     body = {**fields, "properties": {**fields["properties"], "images": listed, "mask": picture}, "required": ["prompt", "images"]}
     content = {
         "multipart/form-data": {"schema": {"type": "object", "properties": form, "required": ["prompt", "image"]}},
@@ -137,7 +137,7 @@ class Edit:
     """An edit that was asked for. pictures: those to draw from, each the bytes of a file, or a URL. field: the name of their field in
     the body. guides: further pictures, by their fields."""
 
-    asked: PictureRequest
+    body: PictureRequest
     pictures: list[bytes | str]
     field: str
     guides: dict[str, bytes | str]
@@ -156,7 +156,7 @@ async def read_edit(request: Request) -> Edit:
 async def _of_form(request: Request) -> Edit:
     """The edit in a form. Raises ApiError, RequestValidationError."""
     pictures, guides, fields = list[bytes | str](), dict[str, bytes | str](), dict[str, str]()
-    for name, value in await form_of(request, MOST_GIVEN + len(GUIDES)):
+    for name, value in await form_of(request, MAX_INPUT_PICTURES + len(GUIDES)):
         if name in GUIDES and name not in guides and isinstance(value, bytes):
             guides[name] = value
         elif name in PICTURES and isinstance(value, bytes):
@@ -165,8 +165,8 @@ async def _of_form(request: Request) -> Edit:
             raise invalid(name[:128], "must be one file" if name in (*PICTURES, *GUIDES) else "is a file")
         else:
             fields[name] = value
-    if not 0 < len(pictures) <= MOST_GIVEN:
-        raise invalid("image", f"give 1 to {MOST_GIVEN} pictures, each as a file of that name")
+    if not 0 < len(pictures) <= MAX_INPUT_PICTURES:
+        raise invalid("image", f"give 1 to {MAX_INPUT_PICTURES} pictures, each as a file of that name")
     return Edit(validate_body(PictureRequest, fields), pictures, "image", guides)
 
 
@@ -250,7 +250,7 @@ def routes(door: Door) -> APIRouter:
     async def edits(request: Request) -> Response:
         """Draw from pictures, by a prompt: a form as clients of OpenAI send it, or JSON."""
         edit = await read_edit(request)
-        return await _answer_drawing(door, files, request, edit.asked, edit.guides, edit)
+        return await _answer_drawing(door, files, request, edit.body, edit.guides, edit)
 
     @router.post("/variations", include_in_schema=False)
     async def variations() -> None:
@@ -322,7 +322,7 @@ async def _ask(
         layers=body.layers,
         sigmas=body.sigmas,
         strength=body.strength,
-        **body.drawn,
+        **body.drawing_options,
         **{GUIDES[name]: picture for name, picture in zip(guides, guide_images, strict=True)},
     )
     with in_words_of(fields):

@@ -34,9 +34,9 @@ KEPT_LIMIT_S = 75
 request meets a connection that is being closed."""
 
 UNREAD_LIMIT_S = 30.0
-"""A client that reads less than `LEAST_READ_BYTES` in so many seconds loses its connection."""
+"""A client that reads less than `MIN_READ_BYTES` in so many seconds loses its connection."""
 
-LEAST_READ_BYTES = 4 << 10
+MIN_READ_BYTES = 4 << 10
 
 UNSENT_BYTES = 128 << 10
 """Bytes of an answer that the kernel holds while the client does not read; uvicorn holds more, up to a bound of its own."""
@@ -48,7 +48,7 @@ ACCEPTED_AT_ONCE = 16
 """Connections accepted in one turn of the event loop. Surplus connections are closed only after the turn: until then they must not take
 all descriptors."""
 
-LEAST_DESCRIPTORS = 128
+MIN_DESCRIPTORS = 128
 """Fewest descriptors that the process must be allowed: with fewer, the connections accepted in one turn may take all of them."""
 
 READ_BYTES = 16 << 10
@@ -56,10 +56,10 @@ READ_BYTES = 16 << 10
 turn."""
 
 TINY_CHUNKS = 1024
-"""Chunks of a body that may be tiny: after so many, chunks must have `LEAST_CHUNK_BYTES` on average. A tiny chunk costs as much as one of
+"""Chunks of a body that may be tiny: after so many, chunks must have `MIN_CHUNK_BYTES` on average. A tiny chunk costs as much as one of
 many KiB."""
 
-LEAST_CHUNK_BYTES = 64
+MIN_CHUNK_BYTES = 64
 
 STOP_LIMIT_S = 1
 DATE_PERIOD_S = 1.0
@@ -144,8 +144,8 @@ class HttpListener:
 def _check_descriptors() -> None:
     """Raises StartError if the process may open too few descriptors."""
     max_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if max_descriptors != resource.RLIM_INFINITY and max_descriptors < LEAST_DESCRIPTORS:
-        raise StartError(f"only {max_descriptors} descriptors are allowed, and {LEAST_DESCRIPTORS} are needed; raise the limit (ulimit -n)")
+    if max_descriptors != resource.RLIM_INFINITY and max_descriptors < MIN_DESCRIPTORS:
+        raise StartError(f"only {max_descriptors} descriptors are allowed, and {MIN_DESCRIPTORS} are needed; raise the limit (ulimit -n)")
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -176,7 +176,7 @@ class _Events(h11.Connection):
         elif isinstance(event, h11.Data):
             self._chunks += event.chunk_start
             self._bytes += len(event.data)
-            if self._chunks > TINY_CHUNKS and self._bytes < LEAST_CHUNK_BYTES * (self._chunks - TINY_CHUNKS):
+            if self._chunks > TINY_CHUNKS and self._bytes < MIN_CHUNK_BYTES * (self._chunks - TINY_CHUNKS):
                 raise h11.RemoteProtocolError("the body comes in tiny chunks")
         return event
 
@@ -253,7 +253,7 @@ def _protocol(door: Door) -> type[H11Protocol]:
         def _watch_reading(self, unread_before: int | None = None) -> None:
             """Close the connection if the client reads too slowly. unread_before: unread bytes at the last look."""
             unread = self.transport.get_write_buffer_size()
-            if unread_before is not None and unread > unread_before - LEAST_READ_BYTES:
+            if unread_before is not None and unread > unread_before - MIN_READ_BYTES:
                 self.transport.abort()
                 return
             self._unread = self.loop.call_later(UNREAD_LIMIT_S, self._watch_reading, unread)

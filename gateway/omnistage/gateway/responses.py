@@ -40,7 +40,7 @@ def routes(door: Door) -> APIRouter:
             events = await unless_gone(request, _ask(door, visitor, body, pipeline, turns, names))
             builder = _ResponseBuilder(body)
             if not body.stream:
-                return JSONResponse(await unless_gone(request, _whole(builder, events)))
+                return JSONResponse(await unless_gone(request, _collect_response(builder, events)))
             return await stream_response(request, builder.pieces(events), fields, error_piece=builder.failed)
 
     return router
@@ -66,7 +66,7 @@ async def _ask(door: Door, visitor: Visitor, body: ResponsesRequest, pipeline: s
     return visitor.account.ask(visitor.omni.stream_chat, fetched, **options)
 
 
-async def _whole(builder: _ResponseBuilder, events: AsyncGenerator[Event, None]) -> dict[str, Any]:
+async def _collect_response(builder: _ResponseBuilder, events: AsyncGenerator[Event, None]) -> dict[str, Any]:
     """The whole response, when all events have come."""
     async with aclosing(events):
         async for event in events:

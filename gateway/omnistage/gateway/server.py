@@ -148,5 +148,5 @@ async def _answer_invalid(request: Request, error: Exception) -> Response:
 def _answer_error(request: Request, error: ApiError) -> Response:
     """Note the error in the account, and return its response."""
     account: HttpAccount = request.state.account
-    account.failed(error)
+    account.note_failure(error)
     return error.response

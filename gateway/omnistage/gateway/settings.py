@@ -20,11 +20,11 @@ PICTURE_MODELS = ("dall-e-2", "dall-e-3", "gpt-image-1", "gpt-image-1-mini", "gp
 FILM_MODELS = ("sora-2", "sora-2-pro", "sora-2-2025-10-06", "sora-2-2025-12-08", "sora-2-pro-2025-10-06")
 VOICES = ("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer", "verse")
 
-KNOWN = {"model_names": dict.fromkeys((*SPEECH_MODELS, *PICTURE_MODELS, *FILM_MODELS), ""), "voice_names": dict.fromkeys(VOICES, "")}
+OPENAI_NAMES = {"model_names": dict.fromkeys((*SPEECH_MODELS, *PICTURE_MODELS, *FILM_MODELS), ""), "voice_names": dict.fromkeys(VOICES, "")}
 """Names that have a meaning by default, by their setting; an empty value: the router or the pipeline chooses."""
 
 NO_NAME = "-"
-"""The value that removes a name of KNOWN."""
+"""The value that removes a name of OPENAI_NAMES."""
 
 
 class GatewaySettings(ServerSettings):
@@ -62,12 +62,12 @@ class GatewaySettings(ServerSettings):
         json_schema_extra={"metavar": "HOST,..."},
     )
     model_names: Pairs = Field(
-        KNOWN["model_names"],
+        OPENAI_NAMES["model_names"],
         description="further names of models that clients send, and the pipeline of each; nothing: the router's choice; -: it is no name",
         json_schema_extra={"metavar": "NAME=PIPELINE,..."},
     )
     voice_names: Pairs = Field(
-        KNOWN["voice_names"],
+        OPENAI_NAMES["voice_names"],
         description="further names of voices that clients send, and the voice of each; nothing: the pipeline's default; -: it is no name",
         json_schema_extra={"metavar": "NAME=VOICE,..."},
     )
@@ -112,6 +112,6 @@ class GatewaySettings(ServerSettings):
     @field_validator("model_names", "voice_names")
     @classmethod
     def _with_known(cls, names: dict[str, str], info: ValidationInfo) -> dict[str, str]:
-        """The names in KNOWN, changed by the setting, which may add names, change their meaning, or remove them."""
+        """The names in OPENAI_NAMES, changed by the setting, which may add names, change their meaning, or remove them."""
         assert info.field_name is not None
-        return {name: meaning for name, meaning in {**KNOWN[info.field_name], **names}.items() if meaning != NO_NAME}
+        return {name: meaning for name, meaning in {**OPENAI_NAMES[info.field_name], **names}.items() if meaning != NO_NAME}

@@ -96,7 +96,7 @@ class Encoder:
         """The rest of the file, once no more sound comes."""
         return self._form.finish()
 
-    def whole(self, samples: Samples) -> bytes:
+    def encode_whole(self, samples: Samples) -> bytes:
         """The whole file of a sound that is complete: unlike the bytes of `encode`, it says its length at its beginning."""
         body = self._form.encode(samples) + self._form.finish()
         head = self._form.head if isinstance(self._form, SoundEncoder) else b""

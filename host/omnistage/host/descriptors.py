@@ -6,16 +6,16 @@ import resource
 
 from omnistage.wire.channel import MAX_CONNECTIONS
 
-WANTED = 65_536
+MAX_DESCRIPTORS = 65_536
 """Enough for all connections, files and processes of a server. More would cost time, because some libraries look at every descriptor that
 the limit allows, and the limit may be a thousand million."""
 
 
 def raise_limit() -> None:
-    """Raise the limit of descriptors to what the system allows, at most WANTED. Most shells allow 1,024, which one or two visitors can use
-    up."""
+    """Raise the limit of descriptors to what the system allows, at most MAX_DESCRIPTORS. Most shells allow 1,024, which one or two visitors
+    can use up."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    max_descriptors = WANTED if hard == resource.RLIM_INFINITY else min(hard, WANTED)
+    max_descriptors = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < max_descriptors:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max_descriptors, hard))
 

@@ -29,14 +29,14 @@ FORMS = {
 }
 """The right form of a value, by pydantic's kind of fault. The places in braces are filled from the context that pydantic gives."""
 
-WHOLE = {"missing": "is missing", "extra_forbidden": "is no name of a setting here"}
+DESCRIPTIONS = {"missing": "is missing", "extra_forbidden": "is no name of a setting here"}
 """The whole description of a fault, by pydantic's kind of fault, for kinds that are not about a form."""
 
 
 def fault_found(fault: Mapping[str, Any], shown: str = "") -> str:
     """Describe a fault, one entry of pydantic's `errors()`. shown: the value, if it may be quoted."""
-    if fault["type"] in WHOLE:
-        return WHOLE[fault["type"]]
+    if fault["type"] in DESCRIPTIONS:
+        return DESCRIPTIONS[fault["type"]]
     form = FORMS.get(fault["type"])
     if form is None:
         return str(fault["msg"]).removeprefix("Value error, ").replace("Input should", "must")

@@ -41,10 +41,10 @@ class Client(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One request for a place. given: the request holds a place; else it waits for one."""
+    """One request for a place. has_place: the request holds a place; else it waits for one."""
 
     client: Client
-    given: bool = False
+    has_place: bool = False
 
 
 class Refused(Exception):
@@ -57,14 +57,14 @@ class Places:
     def __init__(self, limit: int, share: float = HOST_SHARE) -> None:
         """share: greatest part of the places that one host, and one client, may hold; 1: all places."""
         self._share = share
-        self._held: Counter[Client] = Counter()
+        self._held_by_client: Counter[Client] = Counter()
         self._held_by_host: Counter[str] = Counter()
         self._waiting: list[Ticket] = []
         self.limit = limit
 
     @property
-    def taken(self) -> int:
-        return self._held.total()
+    def taken_places(self) -> int:
+        return self._held_by_client.total()
 
     @property
     def waiting(self) -> int:
@@ -72,14 +72,14 @@ class Places:
 
     def ask(self, client: Client) -> Ticket:
         """Returns a ticket that holds a place or waits for one. Raises Refused."""
-        if self.taken < self.limit:
-            self._check_share("client", self._held[client])
+        if self.taken_places < self.limit:
+            self._check_share("client", self._held_by_client[client])
             if self._is_within_share(self._held_by_host[client.host]):
                 return self.take(client)
-        clients = self._held.keys() | {ticket.client for ticket in self._waiting} | {client}
+        clients = self._held_by_client.keys() | {ticket.client for ticket in self._waiting} | {client}
         hosts = [each.host for each in clients]  # each as often as it has clients
         equal_share = self.limit / len(set(hosts)) / hosts.count(client.host)
-        if self._held[client] >= equal_share:
+        if self._held_by_client[client] >= equal_share:
             raise Refused(self._state)
         of_host = [ticket.client for ticket in self._waiting if ticket.client.host == client.host]
         if self.waiting >= MAX_WAITING or len(of_host) >= MAX_WAITING_OF_HOST or of_host.count(client) >= MAX_WAITING_EACH:
@@ -90,9 +90,9 @@ class Places:
 
     def take(self, client: Client) -> Ticket:
         """Returns a ticket that holds a place, even if others wait for one. Raises Refused."""
-        if self.taken >= self.limit:
+        if self.taken_places >= self.limit:
             raise Refused(self._state)
-        self._check_share("client", self._held[client])
+        self._check_share("client", self._held_by_client[client])
         self._check_share("host", self._held_by_host[client.host])
         return self.hold(client)
 
@@ -104,17 +104,17 @@ class Places:
 
     def leave(self, ticket: Ticket) -> list[Ticket]:
         """Give a place back, or stop waiting for one. Returns the tickets that got a place because of it."""
-        if not ticket.given:
+        if not ticket.has_place:
             self._waiting.remove(ticket)
             return self.fill()
-        ticket.given = False
+        ticket.has_place = False
         self._count(ticket.client, -1)
         return self.fill()
 
     def fill(self) -> list[Ticket]:
         """Give the free places to waiting tickets. Returns the tickets that got one. Call it also after `limit` grew."""
         filled = list[Ticket]()
-        while self.taken < self.limit:
+        while self.taken_places < self.limit:
             waiting = [ticket for ticket in self._waiting if self._is_within_share(self._held_by_host[ticket.client.host])]
             if not waiting:
                 break
@@ -128,13 +128,13 @@ class Places:
     @property
     def _state(self) -> str:
         """The reason of a refusal. If there are free places, the host of the refused client has its share of them."""
-        if self.taken >= self.limit:
+        if self.taken_places >= self.limit:
             return f"all {self.limit} places are taken"
-        return f"{self.taken} of {self.limit} places are taken; the rest is for other hosts"
+        return f"{self.taken_places} of {self.limit} places are taken; the rest is for other hosts"
 
     def _rank(self, ticket: Ticket) -> tuple[int, int]:
         """The places that the host and the client of a ticket hold."""
-        return self._held_by_host[ticket.client.host], self._held[ticket.client]
+        return self._held_by_host[ticket.client.host], self._held_by_client[ticket.client]
 
     def _check_share(self, holder: str, places: int) -> None:
         """holder: "client" or "host", which holds so many places. Raises Refused if it may not have one more."""
@@ -146,18 +146,18 @@ class Places:
         goes only to one that holds no place."""
         if places == 0 or self._share >= 1:
             return True
-        free = self.limit - self.taken
+        free = self.limit - self.taken_places
         return free > 1 and places * (1 - self._share) < free * self._share
 
     def _give(self, ticket: Ticket) -> None:
-        ticket.given = True
+        ticket.has_place = True
         self._count(ticket.client, 1)
 
     def _count(self, client: Client, places: int) -> None:
         """Count places that a client has got or given back; a client without one leaves nothing behind."""
-        self._held[client] += places
+        self._held_by_client[client] += places
         self._held_by_host[client.host] += places
-        if not self._held[client]:
-            del self._held[client]
+        if not self._held_by_client[client]:
+            del self._held_by_client[client]
         if not self._held_by_host[client.host]:
             del self._held_by_host[client.host]

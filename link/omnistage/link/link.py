@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 import structlog
 
 from omnistage.connector.transport import Sender
-from omnistage.link.channels import Channels, Deadline, Patience, StreamLost
+from omnistage.link.liveness import Channels, Deadline, Patience, StreamLost
 from omnistage.link.replay import MAX_UNSENT, REPLAY_BYTES, Feed, OutputAccount, ReplayExpired
 from omnistage.link.search import Route, Search
 from omnistage.link.stream import OPEN_TIMEOUT_BEHIND_S, OPEN_TIMEOUT_S, Metadata, Stream
@@ -106,7 +106,7 @@ class Link:
                 address,
                 self._deadline,
                 lambda: self.search.is_alone(address, self._binding),
-                lambda: self._route.known(address),
+                lambda: self._route.describe_process(address),
             ),
         )
         try:

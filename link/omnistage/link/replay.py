@@ -52,7 +52,7 @@ class _Entry:
 class InputLog:
     """One input port of the next stage: the pieces that wait to be sent, and before them the sent pieces that a replacement may need again.
 
-    dropped (Keep, or cut)  |  sent, kept for a replay  |  not sent on this stream yet
+    dropped (Keep, forget)  |  sent, kept for a replay  |  not sent on this stream yet
                           first                        next                          end
     """
 
@@ -60,10 +60,10 @@ class InputLog:
         """first: the item with which the port begins."""
         self._entries: deque[_Entry] = deque()
         self._next = 0  # index of the first entry that was not sent on this stream
-        self._kept = first  # no replacement needs items before this number
+        self._first_kept = first  # no replacement needs items before this number
         self._start = first  # number of the first item that the present stream needs
         self._end = first  # number of the next item
-        self._ended = False
+        self._is_ended = False
         self._pending: deque[chunk_pb2.Chunk] = deque()  # numbered chunks of the entry before `_next`, not sent yet
         self._writer = PortWriter(port, first=first)
         self.port = port
@@ -79,20 +79,20 @@ class InputLog:
         return len(self._entries) - self._next
 
     @property
-    def sent(self) -> int:
+    def sent_pieces(self) -> int:
         """Number of pieces that were sent. A loss lowers it by the pieces that must be sent a second time."""
         return self._added - self.unsent
 
     @property
-    def can_cut(self) -> bool:
-        """Whether `cut` may be called: the oldest entry was sent, and is not a last entry without items, which only tells that the port has
-        ended. Such an entry must stay: a replica that needs no more items would wait for the end for ever."""
+    def can_forget_oldest(self) -> bool:
+        """Whether `forget_oldest` may be called: the oldest entry was sent, and is not a last entry without items, which only tells that
+        the port has ended. Such an entry must stay: a replica that needs no more items would wait for the end for ever."""
         return self._next > 0 and not (self._entries[0].last and not self._entries[0].count)
 
     def add(self, output: Output, sender: Sender) -> None:
         """Append a piece. A tensor is stored here at once, before anything is awaited, so that a cancelled session knows all memory that it
         owns."""
-        if self._ended:
+        if self._is_ended:
             raise protocol_error(f"output after the last chunk of port {self.port!r}", port=self.port)
         entry = _Entry(self._end, output.count, output.last, None, None, 0)
         if isinstance(output.payload, np.ndarray):
@@ -104,7 +104,7 @@ class InputLog:
         self._entries.append(entry)
         self._added += 1
         self._end += output.count
-        self._ended = output.last
+        self._is_ended = output.last
         self.bytes += entry.size
 
     def peek(self, sender: Sender, credit: int) -> chunk_pb2.Chunk | None:
@@ -141,7 +141,7 @@ class InputLog:
     def restart(self, first_needed: int) -> None:
         """Begin anew on a new stream, with chunks numbered from 0. The first entry is the one with item `first_needed`, or with the first
         kept item if that is later. Raises ReplayExpired."""
-        self._start = max(first_needed, self._kept)
+        self._start = max(first_needed, self._first_kept)
         if self._start < self.first:
             raise ReplayExpired(self.port, self._start, self.first)
         self._next = 0
@@ -151,11 +151,11 @@ class InputLog:
 
     def keep(self, first: int) -> None:
         """Forget the items before `first`: no replacement will need them."""
-        self._kept = max(self._kept, min(first, self._end))
-        while self._next and self._entries[0].end <= self._kept and not self._entries[0].last:
+        self._first_kept = max(self._first_kept, min(first, self._end))
+        while self._next and self._entries[0].end <= self._first_kept and not self._entries[0].last:
             self._drop_first()
 
-    def cut(self) -> None:
+    def forget_oldest(self) -> None:
         """Forget the oldest entry that was sent, even if it may be needed. The end of the port is kept."""
         is_end = self._entries[0].last
         self._drop_first()
@@ -214,14 +214,14 @@ class OutputAccount:
     @property
     def complete(self) -> bool:
         """Whether every expected port, and every port that has begun, has ended."""
-        return self._expected <= self._ports.keys() and all(reader.ended for reader in self._ports.values())
+        return self._expected <= self._ports.keys() and all(reader.is_ended for reader in self._ports.values())
 
     def expect(self, port: str) -> None:
         """Note that the caller gave credit for this port: the output is complete only when this port has ended too."""
         self._expected.add(port)
 
     def has_ended(self, port: str) -> bool:
-        return port in self._ports and self._ports[port].ended
+        return port in self._ports and self._ports[port].is_ended
 
     @property
     def empty(self) -> bool:
@@ -241,7 +241,7 @@ class OutputAccount:
         """The whole account, for the Open of the next replica."""
         resume = stage_pb2.Resume()
         for reader in self._ports.values():
-            resume.positions.add(port=reader.port, seq=reader.seq, first=reader.first, ended=reader.ended)
+            resume.positions.add(port=reader.port, seq=reader.seq, first=reader.first, ended=reader.is_ended)
         resume.history.extend(chunk for chunks in self._history.values() if (chunk := merge_chunks(chunks)) is not None)
         return resume
 
@@ -344,9 +344,9 @@ class Feed:
             self._room.clear()
             await self._room.wait()
 
-    def sent(self, port: str) -> int:
-        """Number of pieces of the port that were sent. A loss lowers it by the pieces that must be sent a second time."""
-        return self._inputs[port].sent if port in self._inputs else 0
+    def count_sent(self, port: str) -> int:
+        """Return the number of pieces of the port that were sent. A loss lowers it by the pieces that must be sent a second time."""
+        return self._inputs[port].sent_pieces if port in self._inputs else 0
 
     async def sends(self) -> None:
         """Return when the next piece is sent, or when the session is over."""
@@ -398,10 +398,10 @@ class Feed:
         return batch.put_into(stage_pb2.RunRequest()) if batch else None
 
     def _forget(self) -> None:
-        """Forget sent input, in each port the oldest first, until at most `replay_bytes` are kept or no port can be cut."""
+        """Forget sent input, in each port the oldest first, until at most `replay_bytes` are kept or no port can forget more."""
         total_bytes = sum(inputs.bytes for inputs in self._inputs.values())
         for inputs in self._inputs.values():
-            while total_bytes > self._replay_bytes and inputs.can_cut:
+            while total_bytes > self._replay_bytes and inputs.can_forget_oldest:
                 bytes_before = inputs.bytes
-                inputs.cut()
+                inputs.forget_oldest()
                 total_bytes -= bytes_before - inputs.bytes

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import structlog
 
-from omnistage.link.channels import Channels, Deadline, StreamLost
+from omnistage.link.liveness import Channels, Deadline, StreamLost
 from omnistage.link.replay import ReplayExpired
 from omnistage.link.stream import Stream
 from omnistage.v1 import stage_pb2
@@ -45,33 +45,33 @@ class Route(Protocol):
     def others(self, address: str, revisions: Sequence[str]) -> Sequence[str]:
         """Addresses, apart from this one, that may take the session now; this counts no session for them. revisions: as in `place`."""
 
-    def lost(self, address: str) -> None:
+    def note_loss(self, address: str) -> None:
         """Note that the replica at this address was lost."""
 
-    def known(self, address: str) -> Mapping[str, object]:
+    def describe_process(self, address: str) -> Mapping[str, object]:
         """The state of the process of a replica that gives no sign of life, as fields for a log line; empty if nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class FixedRoute:
-    """A route to the replicas that Open names, and to no others. kind, addresses: of the next hop. behind: the hops after that hop."""
+    """A route to the replicas that Open names, and to no others. kind, addresses: of the next hop. later_hops: the hops after that hop."""
 
     kind: stage_pb2.StageKind
     addresses: Sequence[str]
-    behind: Sequence[stage_pb2.Hop] = ()
+    later_hops: Sequence[stage_pb2.Hop] = ()
     places_anew: bool = False
     patience_s: float = PATIENCE_S
 
     def place(self, revisions: Sequence[str]) -> tuple[Sequence[str], Sequence[stage_pb2.Hop]]:
-        return self.addresses, self.behind
+        return self.addresses, self.later_hops
 
     def others(self, address: str, revisions: Sequence[str]) -> Sequence[str]:
         return [other for other in self.addresses if other != address]
 
-    def lost(self, address: str) -> None:
+    def note_loss(self, address: str) -> None:
         """The link itself asks a lost address last; nobody else needs to know."""
 
-    def known(self, address: str) -> Mapping[str, object]:
+    def describe_process(self, address: str) -> Mapping[str, object]:
         return {}
 
 
@@ -98,7 +98,7 @@ class Search:
         self._deadline = deadline
         self._stage = kind_name(route.kind)
         self._lost_at: dict[str, float] = {}  # time of the last loss by address, in time.monotonic() seconds
-        self._known: set[str] = set()  # addresses that the route has named so far
+        self._named_addresses: set[str] = set()  # addresses that the route has named so far
         self.silent: set[str] = set()
 
     async def find(self, revisions: Sequence[str], ask: Ask) -> Stream:
@@ -107,7 +107,7 @@ class Search:
         begin_s = time.monotonic()
         patient_until_s = begin_s + min(self._route.patience_s, self._deadline.remaining_s)
         pause = FIRST_PAUSE_S
-        self._known = set(self._route.others("", revisions))
+        self._named_addresses = set(self._route.others("", revisions))
         while True:
             try:
                 return await self._round(revisions, ask, begin_s + self._route.patience_s + SEARCH_S)
@@ -123,7 +123,7 @@ class Search:
     def can_mend(self, error: StageError) -> bool:
         """Whether another replica of this stage can help after an error. If a later stage was lost, it helps only on a route that can
         choose other replicas for the later stages."""
-        return not error.meaning.behind or self._route.places_anew
+        return not error.meaning.is_about_later_stage or self._route.places_anew
 
     def is_alone(self, address: str, revisions: Sequence[str]) -> bool:
         """Whether all other replicas, if any, give no sign of life either. revisions: as in Route.place."""
@@ -131,13 +131,13 @@ class Search:
 
     def _is_another(self, revisions: Sequence[str]) -> bool:
         """Whether a new replica was found since the last call, for example during a long wait for the only replica. Each counts once."""
-        addresses_before, self._known = self._known, self._known.union(self._route.others("", revisions))
-        return addresses_before != self._known
+        addresses_before, self._named_addresses = self._named_addresses, self._named_addresses.union(self._route.others("", revisions))
+        return addresses_before != self._named_addresses
 
     def lose(self, address: str) -> None:
         """Note that the replica at this address cannot be reached, is silent, or is lost."""
         self._lost_at[address] = time.monotonic()
-        self._route.lost(address)
+        self._route.note_loss(address)
         if self._channels.pulses.is_quiet(address):
             self.silent.add(address)
 
@@ -146,7 +146,7 @@ class Search:
         last replica, or at once an error that no other replica would change."""
         addresses, hops = self._route.place(revisions)
         errors = [StageError("STAGE_LOST", f"no replica of {self._stage} is known", metadata={"stage": self._stage})]
-        self._known.update(addresses)
+        self._named_addresses.update(addresses)
         remaining = sorted(addresses, key=self._order)
         # The first replica is asked at any time.
         while remaining and (len(remaining) == len(addresses) or time.monotonic() < until):

@@ -9,7 +9,7 @@ from types import TracebackType
 import grpc.aio
 
 from omnistage.connector.transport import Sender
-from omnistage.link.channels import Attendance, Channels, Deadline, Patience
+from omnistage.link.liveness import Attendance, Channels, Deadline, Patience
 from omnistage.v1 import stage_pb2, stage_pb2_grpc
 from omnistage.wire.calls import StreamWriter
 from omnistage.wire.channel import connect, is_taken
@@ -54,7 +54,7 @@ class Stream:
         self._deadline = deadline
         self._attendance = attendance
         self._writer = StreamWriter(call.write)
-        self._ended = False
+        self._is_ended = False
         self._is_gone = False  # whether reading has failed
         self._silent = ""  # why the stream was given up; empty: it was not
         self.address = address
@@ -103,7 +103,7 @@ class Stream:
             reason = f"cannot be reached: {error}"
         except TimeoutError:
             phase = "the connection" if call is None else "Open"
-            reason = f"did not answer {phase}: {opening.why or f'none within {CONNECT_TIMEOUT_S:g} s'}"
+            reason = f"did not answer {phase}: {opening.reason or f'none within {CONNECT_TIMEOUT_S:g} s'}"
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             reason = f"cannot be reached: {_details(error)}"
         finally:
@@ -112,7 +112,7 @@ class Stream:
                 if call is not None:
                     call.cancel()
                 sender.close(clean=True)
-        raise deadline.silence(stage, f"{stage} {reason}") if opening.why else deadline.loss(stage, f"{stage} {reason}")
+        raise deadline.silence(stage, f"{stage} {reason}") if opening.reason else deadline.loss(stage, f"{stage} {reason}")
 
     async def read(self) -> stage_pb2.RunResponse:
         """The next message. Raises StreamLost, DEADLINE, or PROTOCOL for bytes that are no message."""
@@ -135,7 +135,7 @@ class Stream:
     async def write(self, message: stage_pb2.RunRequest) -> None:
         """Write unless the stage has ended. A lost stream is no error here, because the reader sees the same end: the reader alone knows
         whether Ended came before, and reports it."""
-        if self._ended:
+        if self._is_ended:
             return
         try:
             await self._writer.write(message)
@@ -148,7 +148,7 @@ class Stream:
 
     async def finish(self) -> None:
         """Called when the stage has sent Ended: half-close, then wait for the status, which says nothing new."""
-        self._ended = True
+        self._is_ended = True
         await _finish(self._call, self._writer, self._attendance)
 
     def close(self) -> None:
@@ -159,14 +159,14 @@ class Stream:
         """
         self._attendance.leave()
         # A call that the other end cancelled counts as cancelled too.
-        is_lost = bool(self._silent) or self._is_gone or (self._call.done() and not self._call.cancelled() and not self._ended)
+        is_lost = bool(self._silent) or self._is_gone or (self._call.done() and not self._call.cancelled() and not self._is_ended)
         if not self._call.done():
             self._call.cancel()
         self.sender.close(clean=not is_lost)
 
 
 class _Limit:
-    """An asynchronous context manager that raises TimeoutError after `within_s` seconds, or as soon as `give_up` was called. why: the
+    """An asynchronous context manager that raises TimeoutError after `within_s` seconds, or as soon as `give_up` was called. reason: the
     reason given to `give_up`; empty: it was not called.
 
     It refers to its task only while its block runs. Later that would be a cycle: the task may end with an error whose frame refers to
@@ -174,10 +174,10 @@ class _Limit:
 
     def __init__(self, within_s: float) -> None:
         self._timeout: asyncio.Timeout | None = asyncio.timeout(within_s)
-        self.why = ""
+        self.reason = ""
 
     def give_up(self, reason: str) -> None:
-        self.why = reason
+        self.reason = reason
         if self._timeout is not None and not self._timeout.expired():
             self._timeout.reschedule(0.0)
 
@@ -264,7 +264,7 @@ async def _finish(call: Call, writer: StreamWriter[stage_pb2.RunRequest], attend
         attendance.now_tells(limit.give_up)
     try:
         async with limit:
-            await writer.then(call.done_writing)
+            await writer.half_close(call.done_writing)
             await call.code()
     except TimeoutError:
         call.cancel()

@@ -48,7 +48,7 @@ class HelperProcess:
             )
             undo.callback(self._process.wait)
             undo.callback(self._process.kill)
-            self._ended = os.pidfd_open(self._process.pid)  # Can be read once the process has ended.
+            self._end_descriptor = os.pidfd_open(self._process.pid)  # Can be read once the process has ended.
             undo.pop_all()
 
     @property
@@ -63,11 +63,11 @@ class HelperProcess:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         try:
-            await self._wait_readable(self._ended)
+            await self._wait_readable(self._end_descriptor)
         finally:  # If an event loop that ends cancels this, nobody else waits for the killed process.
             self._process.wait()
             self._channel.close()
-            os.close(self._ended)
+            os.close(self._end_descriptor)
 
     async def wait_ready(self) -> bytes:
         """Wait until the process is ready; returns its first word. Raises NotTaken."""
@@ -114,7 +114,7 @@ class HelperProcess:
     async def kill(self) -> None:
         """Kill the process, which may have closed the socket and still be alive, and wait for its end."""
         self._process.kill()
-        await self._wait_readable(self._ended)
+        await self._wait_readable(self._end_descriptor)
 
     def status(self) -> int:
         """How the process has ended, as of subprocess.Popen."""

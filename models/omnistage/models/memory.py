@@ -93,18 +93,18 @@ KV_SHARE = {"cpu": 0.4, "cuda": 0.8}
 USUAL_ROWS = 4096
 """Rows of a usual sequence. The cache is no larger than this many rows of each session, or one sequence of the context."""
 
-LEAST_CONTEXT = 1024
+MIN_CONTEXT = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
     """The memory of a model on the engine. context: rows that a sequence may have. kv_bytes: bytes of all keys and values. free: bytes that
-    were free before the keys and values were allocated. why: name of each setting -> its reason, for the user."""
+    were free before the keys and values were allocated. reasons: name of each setting -> its reason, for the user."""
 
     context: int
     kv_bytes: int
     free: int
-    why: dict[str, str]
+    reasons: dict[str, str]
 
     @classmethod
     def choose(cls, options: LoadOptions, *, row_bytes: int, context: int, user_context: int = 0, free: int | None = None) -> Self:
@@ -115,7 +115,7 @@ class CacheSize:
             free = free_bytes(options.device, options.gpu_memory_utilization, options.memory_share)
         max_bytes = int(free * KV_SHARE[options.device.partition(":")[0]])
         rows, kv_bytes = _sizes(min(user_context or context, context), options, row_bytes, max_bytes, is_wanted=bool(user_context))
-        shared = f", with {options.memory_share:g} of the memory for this server" if options.given(MEMORY_SHARE) else ""
+        shared = f", with {options.memory_share:g} of the memory for this server" if options.is_set(MEMORY_SHARE) else ""
         reasons = {
             "free_memory": f"{bytes_told(free)} after the weights{shared}",
             "kv_cache_bytes": f"{kv_bytes}, for {kv_bytes // row_bytes} tokens of {options.sessions} sessions",
@@ -142,10 +142,10 @@ def _sizes(context: int, options: LoadOptions, row_bytes: int, max_bytes: int, *
     if room >= min_bytes:
         return context, room
     rows = room // row_bytes // PAGE_ROWS * PAGE_ROWS
-    if rows < LEAST_CONTEXT:
-        advice = "free some memory, or give it a larger memory_share" if options.given(MEMORY_SHARE) else "free some memory"
+    if rows < MIN_CONTEXT:
+        advice = "free some memory, or give it a larger memory_share" if options.is_set(MEMORY_SHARE) else "free some memory"
         raise LoadError(
-            f"kv_cache_bytes {room}: room for {rows} tokens of one conversation, {min(context, LEAST_CONTEXT)} are the least; "
+            f"kv_cache_bytes {room}: room for {rows} tokens of one conversation, {min(context, MIN_CONTEXT)} are the least; "
             f"{'give more' if user_bytes else advice}"
         )
     return power_of_two(rows), room

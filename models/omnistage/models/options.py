@@ -74,7 +74,7 @@ class LoadOptions:
         keywords = {name: getattr(settings, name) for name in ("device", "dtype", "max_sessions", *OPTIONAL)}
         return cls(path, family=settings.options, **keywords)
 
-    def given(self, name: str) -> bool:
+    def is_set(self, name: str) -> bool:
         """Whether the user set this setting to another value than the default."""
         return bool(getattr(self, name) != DEFAULTS[name])
 
@@ -88,9 +88,9 @@ class LoadOptions:
         """Whether the common beginnings of prompts are kept, which is the default."""
         return self.enable_cache is not False
 
-    def told(self, name: str, value: object) -> str:
+    def describe(self, name: str, value: object) -> str:
         """The text of a setting's chosen value, marked as default if the user did not set it."""
-        return value_text(value) if self.given(name) else f"{value_text(value)} (default)"
+        return value_text(value) if self.is_set(name) else f"{value_text(value)} (default)"
 
 
 def validate_options(options: Mapping[str, Any], defaults: DataclassInstance, of: str) -> Mapping[str, Any]:
@@ -192,12 +192,12 @@ class TalkerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Code2WavOptions:
-    """Options of a Code2Wav; 0 leaves a choice to the model. family: name of the family, for humans. most: name of an option -> its largest
-    value. workers: number of threads that compute at the same time, each with `threads` torch threads; 0: as many as the cores allow, up to
-    a few."""
+    """Options of a Code2Wav; 0 leaves a choice to the model. family: name of the family, for humans. max_values: name of an option -> its
+    largest value. workers: number of threads that compute at the same time, each with `threads` torch threads; 0: as many as the cores
+    allow, up to a few."""
 
     family: ClassVar[str]
-    most: ClassVar[Mapping[str, int]] = {"workers": 64}
+    max_values: ClassVar[Mapping[str, int]] = {"workers": 64}
 
     workers: int = 0
 
@@ -206,7 +206,7 @@ class Code2WavOptions:
         """The options, from the settings of a server. Raises LoadError."""
         of = f"the code2wav of {cls.family}"
         result = not_negative(cls(**validate_options(options, cls(), of)), of)
-        for name, max_value in cls.most.items():
+        for name, max_value in cls.max_values.items():
             if getattr(result, name) > max_value:
                 raise LoadError(f"option {name} of {of} is {getattr(result, name)}; {max_value} is the most")
         return result

@@ -105,7 +105,7 @@ def has_model(family: str, kind: str) -> bool:
     return definition is not None and kind in definition.models
 
 
-def lacking(folder: Path, models: Iterable[tuple[str, str]]) -> list[str]:
+def find_gaps(folder: Path, models: Iterable[tuple[str, str]]) -> list[str]:
     """The kinds of the models that a checkpoint lacks, judged by its config.json. folder: the checkpoint. models: (family, kind) of each
     model. Raises LoadError."""
     paths = [(family, kind, folder / _entry(family, kind).folder / "config.json") for family, kind in models]
@@ -143,13 +143,13 @@ def loading_texts(family: str, kind: str, options: LoadOptions) -> dict[str, str
     texts = {
         "family": family,
         "checkpoint": "own" if options.path is None else str(options.path),
-        "device": options.told("device", options.device),
-        "dtype": options.told("dtype", dtypes[0] if len(dtypes) == 1 else options.dtype),
-        "threads": options.told("threads", options.threads),
+        "device": options.describe("device", options.device),
+        "dtype": options.describe("dtype", dtypes[0] if len(dtypes) == 1 else options.dtype),
+        "threads": options.describe("threads", options.threads),
     }
     if MEMORY_SHARE in _entry(family, kind).uses:
-        texts[MEMORY_SHARE] = options.told(MEMORY_SHARE, f"{options.memory_share:g}")
-    if options.given(GPU_MEMORY) and options.device == "cpu":
+        texts[MEMORY_SHARE] = options.describe(MEMORY_SHARE, f"{options.memory_share:g}")
+    if options.is_set(GPU_MEMORY) and options.device == "cpu":
         texts[GPU_MEMORY] = f"{options.gpu_memory_utilization:g}, which means nothing on a CPU"
     return texts
 
@@ -163,7 +163,7 @@ def check(family: str, kind: str, options: LoadOptions) -> None:
     if options.dtype not in ("auto", *entry.dtypes):
         raise LoadError(f"dtype {options.dtype}: the {kind} of {family} computes in {' or '.join(entry.dtypes)} only")
     for setting in OPTIONAL:
-        if options.given(setting) and not uses(family, kind, setting, options.device):
+        if options.is_set(setting) and not uses(family, kind, setting, options.device):
             advice = ADVICE.get(setting, "has no use for it; leave it out")
             raise LoadError(f"{setting} {value_text(getattr(options, setting))}: the {kind} of {family} {advice}")
     check_possible(options.device)

@@ -23,11 +23,11 @@ class WaitingPlaces:
     a client of the same host with one. make_error: makes the error for a refused request from the number of waiting requests."""
 
     def __init__(self, places: int, max_waiting: int, make_error: Callable[[int], Exception]) -> None:
-        self._full = make_error
+        self._make_error = make_error
         self._free = places
         self._max_each = max(places - 1, 1)
         self._max_waiting = max_waiting
-        self._held = Counter[str]()  # How many places each client holds.
+        self._place_counts = Counter[str]()  # How many places each client holds.
         self._lines: dict[str, dict[str, Line]] = {}  # By host and client; of both, the one served longest ago is first.
 
     @property
@@ -35,8 +35,8 @@ class WaitingPlaces:
         return sum(map(_length, self._lines.values()))
 
     @asynccontextmanager
-    async def taken(self, client: str) -> AsyncIterator[None]:
-        """Wait for a place, and hold it in this context. Raises the error of `full`."""
+    async def hold(self, client: str) -> AsyncIterator[None]:
+        """Wait for a place, and hold it in this context. Raises the error of `make_error`."""
         await self.enter(client)
         try:
             yield
@@ -44,7 +44,7 @@ class WaitingPlaces:
             self.leave(client)
 
     async def enter(self, client: str) -> None:
-        """Wait for a place, which must be given back by `leave`. Raises the error of `full`."""
+        """Wait for a place, which must be given back by `leave`. Raises the error of `make_error`."""
         if self._may_enter(client):
             self._take(client)
             return
@@ -66,9 +66,9 @@ class WaitingPlaces:
         """Give back a place of a client. It goes to a client that may have it, of the host that was served longest ago."""
         host = host_of(client)
         self._free += 1
-        self._held[client] -= 1
-        if not self._held[client]:
-            del self._held[client]
+        self._place_counts[client] -= 1
+        if not self._place_counts[client]:
+            del self._place_counts[client]
         if host in self._lines:
             lines = self._lines[host] = self._lines.pop(host)  # after all others, which were served longer ago
             if client in lines:
@@ -90,16 +90,16 @@ class WaitingPlaces:
                 place.set_result(None)
 
     def _may_enter(self, client: str) -> bool:
-        return self._free > 0 and self._held[client] < self._max_each
+        return self._free > 0 and self._place_counts[client] < self._max_each
 
     def _take(self, client: str) -> None:
         self._free -= 1
-        self._held[client] += 1
+        self._place_counts[client] += 1
 
     def _make_room(self, client: str) -> None:
         """Make room for one more request of a client. Raises the error of a full queue if no host has a longer line than its host would
         have, and no client of its host a longer line than this one would have."""
-        error, own_lines = self._full(self.waiting), self._lines.get(host_of(client), {})
+        error, own_lines = self._make_error(self.waiting), self._lines.get(host_of(client), {})
         host_lines = max(self._lines.values(), key=_length, default=own_lines)
         if _length(host_lines) <= _length(own_lines) + 1:
             host_lines = own_lines

@@ -28,12 +28,12 @@ OVERTAKES = 64
 LOOK_S = 0.3
 """Seconds after which a thread that waits for another thread reports to the watchdog that it does not hang."""
 
-_here = threading.local()
+_this_thread = threading.local()
 
 
 def still_working() -> None:
     """Called by a unit of work on its thread: reports to the watchdog that the unit goes on, however long it takes."""
-    activity: Activity | None = getattr(_here, "activity", None)
+    activity: Activity | None = getattr(_this_thread, "activity", None)
     if activity is not None:
         activity.step()
 
@@ -159,7 +159,7 @@ class Worker:
         """The thread's function: run units until the worker is closed and the queue is empty."""
         torch.set_num_threads(self._threads)
         self.activity.enter()
-        _here.activity = self.activity
+        _this_thread.activity = self.activity
         while True:
             with self._changed:
                 while not self._queue:

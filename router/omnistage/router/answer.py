@@ -14,11 +14,12 @@ from functools import partial
 
 import structlog
 
-from omnistage.link.channels import Channels
 from omnistage.link.link import Link
+from omnistage.link.liveness import Channels
 from omnistage.link.replay import REPLAY_BYTES
 from omnistage.link.stream import Metadata
-from omnistage.router.admission import Place, name_of, scope_of
+from omnistage.router.admission import Place
+from omnistage.router.callers import name_of, scope_of
 from omnistage.router.conversation import Intake, OutputRoom
 from omnistage.router.pipeline import StageSpec
 from omnistage.router.placement import Placement
@@ -52,12 +53,12 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class PlacedRoute:
-    """The Route (link.search) of a link to the first stage, whose replicas the placement chooses. first: kind of the first stage. behind:
-    the stages after the first."""
+    """The Route (link.search) of a link to the first stage, whose replicas the placement chooses. first: kind of the first stage.
+    later_hops: the stages after the first."""
 
     placement: Placement
     first: str
-    behind: Sequence[Hop]
+    later_hops: Sequence[Hop]
     places_anew: bool = True
     patience_s: float = PATIENCE_S
 
@@ -72,7 +73,7 @@ class PlacedRoute:
         addresses = self.placement.place(self.first, revision=revision_of.get(0, ""))
         kind_before, address_before = self.first, addresses[0]
         hops = []
-        for number, hop in enumerate(self.behind, start=1):
+        for number, hop in enumerate(self.later_hops, start=1):
             boot_id = self.placement.boot_id(kind_before, address_before)
             best_first = self.placement.place(hop.kind, boot_id=boot_id, revision=revision_of.get(number, ""))
             kind_before, address_before = hop.kind, best_first[0]
@@ -92,11 +93,11 @@ class PlacedRoute:
     def others(self, address: str, revisions: Sequence[str]) -> Sequence[str]:
         return self.placement.others(self.first, address, revision=next(iter(revisions), ""))
 
-    def lost(self, address: str) -> None:
+    def note_loss(self, address: str) -> None:
         self.placement.suspect([address])
 
-    def known(self, address: str) -> Mapping[str, object]:
-        return self.placement.known(self.first, address)
+    def describe_process(self, address: str) -> Mapping[str, object]:
+        return self.placement.describe_process(self.first, address)
 
 
 WINDOW = 32
@@ -211,8 +212,8 @@ class Generation:
     async def _take(self, link: Link, chunks: Sequence[chunk_pb2.Chunk]) -> None:
         """Pass on the chunks of the ports that the client wants, then grant more."""
         selected = [chunk for chunk in chunks if chunk.port in self._request.outputs]
-        self._tally.made(chunks)
-        self._tally.gave(selected)
+        self._tally.count_made(chunks)
+        self._tally.count_given(selected)
         for event in batch_chunks(selected, omni_pb2.GenerateResponse, together=self._request.batches):
             await self._write(event)
         for chunk in chunks:

@@ -39,8 +39,8 @@ class OutputRoom:
 
     def __init__(self) -> None:
         self._totals: dict[str, int] = {}  # chunks that the client has room for, by port, since the start of the conversation
-        self._written: Counter[str] = Counter()  # chunks that went to the client, since the same start
-        self._before: dict[str, int] = {}  # the value of `_written` when this turn began
+        self._written_chunks: Counter[str] = Counter()  # chunks that went to the client, since the same start
+        self._before: dict[str, int] = {}  # the value of `_written_chunks` when this turn began
         self._unended: set[str] = set()  # ports of this turn that have not ended
         self._changed = asyncio.Event()
         self._dry = asyncio.Event()  # set while a port has no room left
@@ -55,7 +55,7 @@ class OutputRoom:
 
     def begin(self, ports: Iterable[str]) -> None:
         """Begin a turn. ports: the ports of its answer, without checkpoint ports."""
-        self._before = dict(self._written)
+        self._before = dict(self._written_chunks)
         self._unended = set(ports)
         self._wake()
 
@@ -67,7 +67,7 @@ class OutputRoom:
 
     def wrote(self, port: str, *, last: bool) -> None:
         """Note that a chunk went to the client."""
-        self._written[port] += 1
+        self._written_chunks[port] += 1
         if last:
             self._unended.discard(port)
         if port in self._totals:
@@ -81,7 +81,7 @@ class OutputRoom:
     @property
     def used_up(self) -> list[str]:
         """Ports of this turn that wait for more room from the client."""
-        return sorted(port for port in self._unended if port in self._totals and self._written[port] >= self._totals[port])
+        return sorted(port for port in self._unended if port in self._totals and self._written_chunks[port] >= self._totals[port])
 
     async def changes(self) -> None:
         """Wait until room was given or used, or a turn began, since the last call. Only one task may call this."""
@@ -138,7 +138,7 @@ class Intake:
     @property
     def waits_for(self) -> list[str]:
         """Ports that have not ended."""
-        return sorted(port for port, reader in self._readers.items() if not reader.ended)
+        return sorted(port for port, reader in self._readers.items() if not reader.is_ended)
 
     @asynccontextmanager
     async def passed_on(self, link: Link) -> AsyncIterator[None]:
@@ -190,7 +190,7 @@ class Intake:
             self._next_call_due = math.inf
             return None
         wait_s = self._stall_s / LOOKS
-        if self._link is not None and any(reader.seq < reader.granted for reader in self._readers.values() if not reader.ended):
+        if self._link is not None and any(reader.seq < reader.granted for reader in self._readers.values() if not reader.is_ended):
             remaining_s = self._since + self._stall_s - now_s
             if remaining_s <= 0:
                 waiting = ", ".join(self.waits_for)
@@ -203,9 +203,9 @@ class Intake:
         """Send the client credit for every port now, and more as pieces of the port are sent to the stage."""
         while self.waits_for:
             new_totals = {
-                port: link.feed.sent(port) + self.window
+                port: link.feed.count_sent(port) + self.window
                 for port, reader in self._readers.items()
-                if not reader.ended and reader.granted - link.feed.sent(port) <= self.window // 2
+                if not reader.is_ended and reader.granted - link.feed.count_sent(port) <= self.window // 2
             }
             for port, total in new_totals.items():
                 self._readers[port].granted = total

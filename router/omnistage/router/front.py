@@ -14,9 +14,10 @@ import structlog
 
 from omnistage.host.places import Client, Places, Refused, Ticket
 from omnistage.host.spans import Tracer
-from omnistage.link.channels import Channels
-from omnistage.router.admission import REQUEST_LIMIT_S, STALLED_S, Admission, Callers, Place, Turns, client_text, request_of
+from omnistage.link.liveness import Channels
+from omnistage.router.admission import REQUEST_LIMIT_S, STALLED_S, Admission, Place, Turns
 from omnistage.router.answer import AnswerLimits, Generation, Write, incoming_trace, stall_error, trace_metadata
+from omnistage.router.callers import Callers, client_text, request_of
 from omnistage.router.conversation import ALL_REPLAY_BYTES, OF_THE_CALL, REPLAY_BYTES, ConverseCall, Intake, Listen
 from omnistage.router.pipeline import PipelineError, PipelineFile, check_pipeline
 from omnistage.router.placement import Placement
@@ -216,7 +217,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             async with self._admission.place(client) as place:
                 account.placed(place)
                 await self._answer(valid, place, context, write, conversation, account)
-            account.ended()
+            account.finish()
         except StageError as error:
             account.failed(error)
             raise
@@ -227,7 +228,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             log.exception("request.bug")
             raise StageError("", f"internal error of the router: {type(error).__name__}") from None
         finally:
-            self._metrics.ended.labels(pipeline=name, reason=account.reason).inc()
+            self._metrics.requests.labels(pipeline=name, reason=account.reason).inc()
             self._metrics.duration.labels(pipeline=name).observe(time.monotonic() - begin_s)
             account.close()
 

@@ -14,7 +14,7 @@ import structlog
 from omnistage.connector import shm
 from omnistage.host.addresses import Name, Resolver, SystemResolver, name_of
 from omnistage.host.background import SHORTAGES
-from omnistage.link.channels import Channels
+from omnistage.link.liveness import Channels
 from omnistage.router.process import ReplicaProcess
 from omnistage.v1 import omni_pb2, stage_pb2, stage_pb2_grpc
 from omnistage.wire.channel import ConnectionWatch
@@ -80,7 +80,7 @@ class PlacedReplica:
         self.process = ReplicaProcess(self.address)
 
     @property
-    def away(self) -> bool:
+    def is_away(self) -> bool:
         """Whether the server has not answered yet, or does not answer any more."""
         return self.state in (STARTING, LOST)
 
@@ -204,15 +204,15 @@ class Placement:
         life from them."""
         for replica in self.all():
             if replica.address in addresses:
-                if not replica.suspect and (process_fields := replica.process.known()):
+                if not replica.suspect and (process_fields := replica.process.describe()):
                     log.warning("replica.suspect", stage=replica.kind, address=replica.address, **process_fields)
                 replica.suspect = True
                 self.use()
 
-    def known(self, kind: str, address: str) -> dict[str, object]:
+    def describe_process(self, kind: str, address: str) -> dict[str, object]:
         """The state of a replica's process, as fields for a line of the log; empty if this machine cannot see the process."""
         replicas = (replica for replica in self._replicas[kind] if replica.address == address)
-        return next((replica.process.known() for replica in replicas), {})
+        return next((replica.process.describe() for replica in replicas), {})
 
     def use(self) -> None:
         """Call it when the state of the replicas is needed: from now on they report every second, until RESTS_AFTER_S have passed without a
@@ -288,7 +288,7 @@ class Placement:
                     replica.silent, reason = True, f"no report within {SILENCE_S + SECOND_LOOK_S:g} s"
                 except grpc.aio.AioRpcError as error:
                     needs_pause, reason = self._note_failure(replica, error), error.details() or ""
-                if not replica.away:
+                if not replica.is_away:
                     backoff_s = FIRST_BACKOFF_S
                 self._lose(replica, reason)
                 if not replica.listed:
@@ -327,7 +327,7 @@ class Placement:
         using = asyncio.create_task(self._used.wait())
         replica.rests = True
         try:
-            done, _ = await asyncio.wait({using, connection.lost}, timeout=REST_S, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({using, connection.loss}, timeout=REST_S, return_when=asyncio.FIRST_COMPLETED)
             if done == {using}:
                 await asyncio.sleep(WAKING_S)
             return connection.is_lost
@@ -346,7 +346,7 @@ class Placement:
         """Note that a call to a replica failed. Returns True if the next try should wait for a pause."""
         self._note_refusal(replica, error)
         if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:  # No answer to Describe: a replica that served may only be busy.
-            replica.silent = replica.silent or not replica.away
+            replica.silent = replica.silent or not replica.is_away
             return False
         replica.silent = False
         return True
@@ -367,19 +367,19 @@ class Placement:
         replica.placed = 0
         state = DRAINING if report.draining or not replica.listed else SERVING
         if state != replica.state:
-            process_fields = replica.process.known() if replica.silent else {}
+            process_fields = replica.process.describe() if replica.silent else {}
             log.info(
                 "replica.state", stage=replica.kind, address=replica.address, state=omni_pb2.ReplicaState.Name(state), **process_fields
             )
             self._set_state(replica, state)
         replica.suspect = replica.refused = replica.silent = False
-        replica.process.heard()
+        replica.process.note_sign_of_life()
 
     def _lose(self, replica: PlacedReplica, reason: str) -> None:
         """Count a replica as lost, if it has ever described itself. reason: for the log."""
         replica.load, replica.placed = stage_pb2.WatchResponse(), 0
         if replica.state != LOST and replica.description is not None:
-            process_fields = replica.process.known() if replica.silent else {}
+            process_fields = replica.process.describe() if replica.silent else {}
             log.warning("replica.lost", stage=replica.kind, address=replica.address, why=reason, **process_fields)
             self._set_state(replica, LOST)
 

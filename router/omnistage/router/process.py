@@ -37,7 +37,7 @@ class ProcessSample:
 
 
 class ReplicaProcess:
-    """The process of the replica at `address`. No method raises: if the kernel shows nothing of the process, `known` is empty."""
+    """The process of the replica at `address`. No method raises: if the kernel shows nothing of the process, `describe` returns nothing."""
 
     def __init__(self, address: str) -> None:
         self._port = address.rpartition(":")[2]
@@ -51,11 +51,11 @@ class ReplicaProcess:
         if pid != self._pid:
             self._pid, self._last_sample, self._proven_start = pid, None, -1
 
-    def heard(self) -> None:
+    def note_sign_of_life(self) -> None:
         """Note a sign of life of the replica: `since_s` counts from here."""
         self._last_sample = _sample(self._pid)
 
-    def known(self) -> dict[str, object]:
+    def describe(self) -> dict[str, object]:
         """Fields for a line of the log: `process` and `machine`; empty if the process is not known here."""
         sample = _sample(self._pid)
         if sample is None or not self._is_replica(sample):

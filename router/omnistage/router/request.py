@@ -31,7 +31,7 @@ DRAWING = {
 can, and for one that cannot. An output that is not listed here counts as a picture."""
 PICTURES = ("draw", "draws", "does not draw")
 
-MOST_NAMED = 8
+MAX_PIPELINES = 8
 """Largest number of pipelines that one error lists."""
 
 
@@ -57,7 +57,7 @@ class Fit:
         reasons = [self.name_lack(kind) for kind in self.missing_kinds]
         reasons += [f"takes no {_word(medium)}" for medium in self.missing_media]
         reasons += [f"gives no {_word(output)}" for output in self.missing_outputs]
-        return ", ".join(reasons[:MOST_NAMED])
+        return ", ".join(reasons[:MAX_PIPELINES])
 
     def name_lack(self, kind: str) -> str:
         """A phrase, such as "does not speak", for what the pipeline cannot do because it has no stage of this kind."""
@@ -119,14 +119,14 @@ def _choose_name(request: omni_pb2.GenerateRequest, fits: Mapping[str, Fit]) -> 
     if len(fits) == 1 or default in candidates[:1]:
         return default
     if not candidates:
-        text = "; ".join(f"{name} {fit.reasons}" for name, fit in list(fits.items())[:MOST_NAMED])
+        text = "; ".join(f"{name} {fit.reasons}" for name, fit in list(fits.items())[:MAX_PIPELINES])
         if request.HasField("diffusion"):
-            drawing_names = [fit.pipeline.name for fit in fits.values() if fit.pipeline.draws and not fit.missing_outputs][:MOST_NAMED]
+            drawing_names = [fit.pipeline.name for fit in fits.values() if fit.pipeline.draws and not fit.missing_outputs][:MAX_PIPELINES]
             do_draw, does_draw, _ = _drawing(request.outputs)
             text += f"; these {do_draw}: {', '.join(drawing_names)}" if drawing_names else f"; no pipeline of this router {does_draw}"
         raise StageError("BAD_REQUEST", f"no pipeline does this: {text}", metadata={"field": "model"})
     if len(candidates) > 1:
-        names = candidates[:MOST_NAMED]
+        names = candidates[:MAX_PIPELINES]
         text = f"{', '.join(names)}: each of them could answer this; name one"
         raise StageError("BAD_REQUEST", text, metadata={"field": "model", "candidates": ",".join(names)})
     return candidates[0]
@@ -170,7 +170,7 @@ def _refuse_stage(fit: Fit, kind: str, fits: Collection[Fit]) -> StageError:
 
 def _names(fits: Sequence[Fit]) -> str:
     """The pipelines that do what another one does not, as a clause such as "toy, toy-omni do"; empty if there is none."""
-    names = [fit.pipeline.name for fit in fits[:MOST_NAMED]]
+    names = [fit.pipeline.name for fit in fits[:MAX_PIPELINES]]
     return f"{', '.join(names)} {'does' if len(names) == 1 else 'do'}" if names else ""
 
 

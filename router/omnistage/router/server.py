@@ -16,8 +16,9 @@ from omnistage.host.process import tracing
 from omnistage.host.spans import Tracer
 from omnistage.host.token import read_token
 from omnistage.host.watchdog import Watched
-from omnistage.link.channels import Channels
-from omnistage.router.admission import Admission, Callers, Gate
+from omnistage.link.liveness import Channels
+from omnistage.router.admission import Admission, Gate
+from omnistage.router.callers import Callers
 from omnistage.router.front import SERVICE, Front, ServedPipeline
 from omnistage.router.pipeline import PipelineError, PipelineFile, load_pipeline
 from omnistage.router.placement import Placement, capacity

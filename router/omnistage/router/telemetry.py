@@ -26,21 +26,21 @@ log = structlog.get_logger("omnistage.router.account")
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A replica that was lost and replaced. lost: its address. replica: address of its replacement. at_s: moment when this router heard of
-    it, in time.monotonic() seconds. pause_s: seconds from the loss to the replacement."""
+    """A replica that was lost and replaced. lost_address: its address. replica: address of its replacement. at_s: moment when this router
+    heard of it, in time.monotonic() seconds. pause_s: seconds from the loss to the replacement."""
 
     stage: str
-    lost: str
+    lost_address: str
     replica: str
-    why: str
+    reason: str
     pause_s: float
     at_s: float
 
     @property
     def attributes(self) -> Attributes:
         """Attributes for the event of a trace."""
-        values: Attributes = {"stage": self.stage, "lost": self.lost, "replica": self.replica, "why": self.why, "pause_s": self.pause_s}
-        return {f"omnistage.{name}": value for name, value in values.items()}
+        values: Attributes = {"stage": self.stage, "lost": self.lost_address, "replica": self.replica, "why": self.reason}
+        return {f"omnistage.{name}": value for name, value in values.items()} | {"omnistage.pause_s": self.pause_s}
 
 
 class Tally:
@@ -83,7 +83,7 @@ class Tally:
         self._first_stage = stage
         self._used(stage, address)
 
-    def made(self, chunks: Sequence[chunk_pb2.Chunk]) -> None:
+    def count_made(self, chunks: Sequence[chunk_pb2.Chunk]) -> None:
         """Count chunks that came from the stages, wanted or not."""
         for chunk in chunks:
             if chunk.HasField("text"):
@@ -91,7 +91,7 @@ class Tally:
                 self.thought_tokens += chunk.count if chunk.text.HasField("thought") else 0
                 self.finish_reason = chunk.text.finish_reason or self.finish_reason
 
-    def gave(self, chunks: Sequence[chunk_pb2.Chunk]) -> None:
+    def count_given(self, chunks: Sequence[chunk_pb2.Chunk]) -> None:
         """Count chunks that the client gets."""
         for chunk in chunks:
             content = chunk.WhichOneof("payload") or ""
@@ -149,7 +149,7 @@ _STANDARD = {"tokens": "gen_ai.usage.output_tokens", "prompt_tokens": "gen_ai.us
 
 class Account:
     """The account of one request from its arrival on. Call `asks`, `waits`, `placed` and `answers` as the request gets that far, then
-    `ended` or `failed`, and `close` in any case.
+    `finish` or `failed`, and `close` in any case.
 
     client: the text of `admission.client_text`. Neither the line nor the span holds anything of the question or the answer.
     """
@@ -181,7 +181,7 @@ class Account:
         """Note that the stages are asked next, in a session with this id."""
         self._session_id = session_id
 
-    def ended(self) -> None:
+    def finish(self) -> None:
         """Note that the whole answer was sent."""
         self._error = {"reason": "OK"}
 
@@ -267,7 +267,7 @@ class RouterMetrics:
         self.inflight = Gauge("omnistage_router_inflight", "Answers that run now.", registry=registry)
         self.waiting = Gauge("omnistage_router_waiting", "Requests that wait for a place.", registry=registry)
         self.places = Gauge("omnistage_router_places", "Answers that may run at once.", registry=registry)
-        self.ended = Counter("omnistage_router_requests_total", "Requests by how they ended.", ("pipeline", "reason"), registry=registry)
+        self.requests = Counter("omnistage_router_requests_total", "Requests by how they ended.", ("pipeline", "reason"), registry=registry)
         self.duration = Histogram(
             "omnistage_router_request_seconds", "From request to status.", by_pipeline, registry=registry, buckets=_SECONDS
         )
@@ -306,7 +306,7 @@ class RouterMetrics:
 
     def begin(self, pipeline: str, stages: Iterable[str]) -> None:
         """Show the metrics of a pipeline at 0 from now on: a rate needs the value before the first answer."""
-        self.ended.labels(pipeline=pipeline, reason="OK")
+        self.requests.labels(pipeline=pipeline, reason="OK")
         for histogram in (self.duration, self.queue, self.first_text, self.first_audio, self.real_time_factor):
             histogram.labels(pipeline=pipeline)
         for stage in stages:

@@ -62,12 +62,12 @@ def first_one_kept() -> Iterator[list[int]]:
 def call_once(interrupted: Callable[[int], None]) -> None:
     """From now on the first interrupt calls `interrupted` with its number, in the main thread, between any two instructions."""
 
-    def once(number: int) -> None:
+    def handle_first(number: int) -> None:
         """Ignore further signals, and call `interrupted`."""
         ignore()
         interrupted(number)
 
-    _handle(once)
+    _handle(handle_first)
 
 
 def ignore() -> None:

@@ -38,7 +38,7 @@ LEFT_IN, RIGHT_IN, TOP_IN, BOTTOM_IN, LINE_IN = 1.02, 0.15, 0.62, 0.48, 0.22
 INK, FAINT, GRID = "#1f2933", "#697586", "#e4e7eb"
 COLOURS = {"thinker": "#3b6fd4", "talker": "#8a4fc9", "code2wav": "#0f9d8a", "diffusion": "#c2571a"}
 PLAYED = ("#f2a93b", "#f7c46f")
-LOST = "#d92d20"
+LOSS_COLOUR = "#d92d20"
 LONGEST, LONGEST_WITH_LOSS = 3.0, 1.6
 """The time axis ends at this many times the duration of the answer: otherwise a long playback would squeeze the work of the stages. A text
 then states how long the playback goes on."""
@@ -49,7 +49,7 @@ BAR, BUFFER, TICK, MARK = 0.5, 0.8, 0.14, 0.4
 """Heights of a bar, of the curve of the buffer, of a tick and of the label of a mark, in rows."""
 TITLE_WORDS, MARGIN = 40, 1.01
 """The most words of the title, and how far the time axis goes on, as a multiple of its end."""
-MOST_TOLD = 3
+MAX_LABELLED_LOSSES = 3
 """Losses with a label and a sentence; further ones are drawn without words."""
 
 
@@ -92,7 +92,7 @@ def draw(path: Path, done: Done, text: str) -> None:
         is_cut = top_level_s < highest_level_s
         rows.append(Row("buffer", f"cut at {top_level_s:.1f} s" if is_cut else f"up to {highest_level_s:.1f} s"))
     marks = _marks(done)
-    loss_lines = [sentence(failover, timing) for failover in done.failovers[:MOST_TOLD]]
+    loss_lines = [sentence(failover, timing) for failover in done.failovers[:MAX_LABELLED_LOSSES]]
     # Each loss has a line below the title; with losses the legend has a second line.
     top_in, bottom_in = TOP_IN + LINE_IN * len(loss_lines), BOTTOM_IN + LINE_IN * bool(loss_lines)
     height_in = top_in + bottom_in + ROW_IN * (len(rows) + MARK * len(marks))
@@ -117,7 +117,7 @@ def draw(path: Path, done: Done, text: str) -> None:
     _write_title(figure, left_margin, 1 - 0.1 / height_in, text)
     figure.text(left_margin, 1 - 0.38 / height_in, _figures(done, played), fontsize=9.5, color=FAINT, va="top")
     for number, words in enumerate(loss_lines, start=1):
-        figure.text(left_margin, 1 - (0.38 + LINE_IN * number) / height_in, words, fontsize=9.5, color=LOST, va="top")
+        figure.text(left_margin, 1 - (0.38 + LINE_IN * number) / height_in, words, fontsize=9.5, color=LOSS_COLOUR, va="top")
     figure.savefig(path, format="png", metadata={"Software": "omnistage"})
 
 
@@ -170,7 +170,7 @@ def _draw_lost(axes: Axes, y: int, stage: StageReport, begin_s: float, failover:
         y, max(failover.at_s - begin_s, 0.0), left=begin_s, height=BAR, color="white", edgecolor=colour, hatch="//////", linewidth=0.6
     )
     if failover.stage == stage.stage:
-        axes.plot(failover.at_s, y, marker="X", markersize=9, color=LOST, markeredgecolor="white", markeredgewidth=0.8, zorder=5)
+        axes.plot(failover.at_s, y, marker="X", markersize=9, color=LOSS_COLOUR, markeredgecolor="white", markeredgewidth=0.8, zorder=5)
 
 
 def _draw_stage(axes: Axes, y: int, stage: StageReport, offset_s: float) -> None:
@@ -192,10 +192,10 @@ def _draw_playback(axes: Axes, y: int, played: Sequence[Played]) -> None:
     for i, chunk in enumerate(played):
         axes.barh(y, chunk.duration_s, left=chunk.start_s, height=BAR, color=PLAYED[i % 2], linewidth=0)
         if chunk.gap_s > 0:
-            axes.barh(y, chunk.gap_s, left=chunk.start_s - chunk.gap_s, height=BAR, color=LOST, linewidth=0)
+            axes.barh(y, chunk.gap_s, left=chunk.start_s - chunk.gap_s, height=BAR, color=LOSS_COLOUR, linewidth=0)
     silence_s = sum(chunk.gap_s for chunk in played)
     if silence_s > 0:
-        _annotate(axes, (1, y), -17, f"{silence_s:.2f} s of silence while waiting for sound", LOST)
+        _annotate(axes, (1, y), -17, f"{silence_s:.2f} s of silence while waiting for sound", LOSS_COLOUR)
 
 
 def _draw_buffer(axes: Axes, y: int, levels: Sequence[BufferLevel], done: Done, top_s: float, shown_s: float) -> None:
@@ -210,16 +210,16 @@ def _draw_buffer(axes: Axes, y: int, levels: Sequence[BufferLevel], done: Done, 
     axes.fill_between(times_s, base, heights, color=PLAYED[0], alpha=0.28, linewidth=0).set_clip_path(frame)
     (line,) = axes.plot(times_s, heights, color=PLAYED[0], linewidth=1.3)
     line.set_clip_path(frame)
-    for failover in done.failovers[:MOST_TOLD]:
+    for failover in done.failovers[:MAX_LABELLED_LOSSES]:
         low = _lowest(levels, failover, done.timing)
         if low is not None:
             height = scale * low.buffered_s
             at = (low.at_s, base - height)
-            axes.plot(*at, marker="o", markersize=4.5, color=LOST, zorder=5)
+            axes.plot(*at, marker="o", markersize=4.5, color=LOSS_COLOUR, zorder=5)
             words = f"{low.buffered_s:.2f} s left" if low.buffered_s else "empty"
             # Below the curve, which rises from here; above if there is no room below.
             lift = -9 if height > BUFFER / 4 else 9
-            axes.annotate(words, at, xytext=(7, lift), textcoords="offset points", fontsize=9, color=LOST, va="center")
+            axes.annotate(words, at, xytext=(7, lift), textcoords="offset points", fontsize=9, color=LOSS_COLOUR, va="center")
 
 
 def _most_held_s(levels: Sequence[BufferLevel], done: Done) -> float:
@@ -243,7 +243,7 @@ def _lowest(levels: Sequence[BufferLevel], failover: Failover, timing: Timing) -
 def _draw_pauses(axes: Axes, failovers: Sequence[Failover], rows: int) -> None:
     """Draw a red band through all rows from each loss until the answer went on."""
     for failover in failovers:
-        axes.fill_betweenx([-0.5, rows - 0.4], failover.at_s, failover.arrival_s, color=LOST, alpha=0.14, linewidth=0, zorder=0)
+        axes.fill_betweenx([-0.5, rows - 0.4], failover.at_s, failover.arrival_s, color=LOSS_COLOUR, alpha=0.14, linewidth=0, zorder=0)
 
 
 def _annotate(axes: Axes, at: tuple[float, float], lift: float, text: str, colour: str, size: float = 9) -> None:
@@ -266,8 +266,8 @@ def _marks(done: Done) -> list[Moment]:
     timing = done.timing
     firsts = (("first text", timing.ttft_s), ("first sound", timing.ttfa_s))
     marks = [Moment(f"{name} {at_s * 1000:.0f} ms", at_s, INK) for name, at_s in firsts if at_s is not None]
-    for failover in done.failovers[:MOST_TOLD]:
-        marks.append(Moment(f"{failover.stage} lost, went on after {pause(failover)}", failover.at_s, LOST))
+    for failover in done.failovers[:MAX_LABELLED_LOSSES]:
+        marks.append(Moment(f"{failover.stage} lost, went on after {pause(failover)}", failover.at_s, LOSS_COLOUR))
     return marks
 
 

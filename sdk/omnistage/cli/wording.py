@@ -5,7 +5,7 @@ from __future__ import annotations
 from omnistage.client.errors import BadRequestError, OmniError
 from omnistage.client.wording import Wording
 
-TYPED = {
+TYPED_NAMES = {
     "pipeline": "--pipeline",
     "seed": "--seed",
     "timeout_s": "--timeout",
@@ -65,7 +65,7 @@ TYPED = {
 
 SHELL = Wording(
     {
-        **TYPED,
+        **TYPED_NAMES,
         "pipelines": "`omnistage pipelines`",
         "servers": "`omnistage status`",
         "addresses": "--address HOST:PORT,HOST:PORT",

@@ -19,12 +19,12 @@ from omnistage.client.errors import ClosedError, OmniError, RequestError
 from omnistage.client.events import Event
 from omnistage.client.limits import MAX_RETRIES, Limit, Retries, checked_retries
 from omnistage.client.media import Audios, Images, Videos, is_none
-from omnistage.client.options import DRAWN, OPTIONS, SETTINGS, SPOKEN, Options, StackSettings, takes
+from omnistage.client.options import DRAWING, OPTIONS, SETTINGS, SPEECH, Options, StackSettings, takes
 from omnistage.client.private_stack import StackPlan, with_first
 from omnistage.client.request import DEFAULT_TIMEOUT_S as DEFAULT_TIMEOUT_S
 from omnistage.client.request import Conversation
 from omnistage.client.routers import ApiKey, Router, key_of
-from omnistage.client.threads import beside
+from omnistage.client.threads import run_on_thread
 from omnistage.client.wording import explain_calls
 from omnistage.v1 import omni_pb2
 
@@ -122,7 +122,7 @@ class AsyncOmni:
         if threads.is_child_of_grpc_user() or self._is_view:
             return
         await self.disconnect()
-        await beside(self.stop_stack, "omnistage-stop")
+        await run_on_thread(self.stop_stack, "omnistage-stop")
 
     async def disconnect(self) -> None:
         """The first half of `close`: cancel what runs and close the connection."""
@@ -172,7 +172,7 @@ class AsyncOmni:
         own time limit. They are asked at the same time, as many at once as there are places. If some fail, the error of the first of
         them is raised when all have ended; `error.answers` has the answers to the others."""
         if not isinstance(prompt, list | tuple):
-            return await self._whole(requests.for_prompt(prompt, images, audios, videos, options))
+            return await self._collect(requests.for_prompt(prompt, images, audios, videos, options))
         requests.check_options(options)
         texts = checked_texts(prompt, options, has_media=any(not is_none(one) for one in (images, audios, videos)))
         limit_s = requests.time_limit_s(options)
@@ -180,7 +180,7 @@ class AsyncOmni:
             media: Any = await requests.read_once(images, audios, videos, Limit(limit_s))
 
         async def ask(text: str) -> Answer:
-            return await self._whole(requests.for_prompt(text, **media, options=options))
+            return await self._collect(requests.for_prompt(text, **media, options=options))
 
         return await Together(ask, limit_s, self._connection.places, self._connection.pause).answers(texts)
 
@@ -188,36 +188,36 @@ class AsyncOmni:
     @explain_calls
     async def chat(self, conversation: Conversation, **options: Unpack[Options]) -> Answer:
         """Answer the last turn of a conversation; `answer["content"]` is the text. See `request.Conversation` for the form of a turn."""
-        return await self._whole(requests.for_conversation(conversation, options))
+        return await self._collect(requests.for_conversation(conversation, options))
 
-    @takes(OPTIONS, SPOKEN)
+    @takes(OPTIONS, SPEECH)
     @explain_calls
     async def say(self, text: str, **options: Unpack[Options]) -> Answer:
         """Speak exactly this text. Raises NotSpokenError if nothing of it could be spoken."""
-        return await self._whole(requests.for_verbatim(text, options))
+        return await self._collect(requests.for_verbatim(text, options))
 
-    @takes(OPTIONS, DRAWN)
+    @takes(OPTIONS, DRAWING)
     @explain_calls
     async def draw(self, prompt: str, *, images: Images = (), **options: Unpack[Options]) -> Answer:
         """Draw a picture, with a drawing pipeline. `answer.images` has it, `answer.pictures` has it encoded, and `answer.rows` has its
         latents and pixels if `outputs` names them. If there are several `results`, only the first has previews. In a private stack of
         the default pipelines the first drawing starts the pipeline that draws, and waits for it."""
-        return await self._whole(requests.for_drawing(prompt, images, options, "image"))
+        return await self._collect(requests.for_drawing(prompt, images, options, "image"))
 
-    @takes(OPTIONS, DRAWN)
+    @takes(OPTIONS, DRAWING)
     @explain_calls
     async def film(self, prompt: str, *, image: Images = (), **options: Unpack[Options]) -> Answer:
         """Make a film of a prompt, with a pipeline that makes films: `answer.videos[0].save("x.webm")`, or .mp4 if `media_type` is
         video/mp4. image: the picture with which it begins; or two, the first and the last one, if the model takes them. `answer.rows`
         has its latents and pixels if `outputs` names them."""
-        return await self._whole(requests.for_drawing(prompt, image, options, "video", "image"))
+        return await self._collect(requests.for_drawing(prompt, image, options, "video", "image"))
 
-    @takes(OPTIONS, DRAWN)
+    @takes(OPTIONS, DRAWING)
     @explain_calls
     async def sound(self, prompt: str, **options: Unpack[Options]) -> Answer:
         """Make the sound that a prompt describes, `seconds` long, with a pipeline that makes sounds: `answer.audio`,
         `answer.save("x.wav")`. To have a text spoken, call `say`."""
-        return await self._whole(requests.for_drawing(prompt, (), options, "audio"))
+        return await self._collect(requests.for_drawing(prompt, (), options, "audio"))
 
     @takes(OPTIONS)
     @explain_calls
@@ -239,26 +239,26 @@ class AsyncOmni:
         """The events of an answer to a conversation, as they come."""
         return self._events(requests.for_conversation(conversation, options))
 
-    @takes(OPTIONS, SPOKEN)
+    @takes(OPTIONS, SPEECH)
     @explain_calls
     def stream_say(self, text: str, **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
         """The events while exactly this text is spoken, as they come; NotSpokenError at the end if there was no sound."""
         return self._events(requests.for_verbatim(text, options))
 
-    @takes(OPTIONS, DRAWN)
+    @takes(OPTIONS, DRAWING)
     @explain_calls
     def stream_draw(self, prompt: str, *, images: Images = (), **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
         """The progress, previews and pictures for a prompt, as they come; see `draw`."""
         return self._events(requests.for_drawing(prompt, images, options, "image"))
 
-    @takes(OPTIONS, DRAWN)
+    @takes(OPTIONS, DRAWING)
     @explain_calls
     def stream_film(self, prompt: str, *, image: Images = (), **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
         """The progress and the pieces of the film for a prompt, as they come; see `film`. The pieces, joined in order, are the file;
         those that have come can be played already."""
         return self._events(requests.for_drawing(prompt, image, options, "video", "image"))
 
-    @takes(OPTIONS, DRAWN)
+    @takes(OPTIONS, DRAWING)
     @explain_calls
     def stream_sound(self, prompt: str, **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
         """The progress and the samples of the sound for a prompt, as they come; see `sound`."""
@@ -288,7 +288,7 @@ class AsyncOmni:
             await self._connection.start(self._api_key)
         return await self._connection.connect(min(limit.left_s, self._connection.connect_timeout_s), self._api_key), limit
 
-    async def _whole(self, request: requests.Request) -> Answer:
+    async def _collect(self, request: requests.Request) -> Answer:
         """The whole answer to a request."""
         async with aclosing(self._events(request, is_whole=True)) as events:
             return await collect(events)
@@ -309,7 +309,7 @@ class AsyncOmni:
                     yield event
         except OmniError as error:
             self._connection.advise(error, request)
-            refusal = order.named(error) if isinstance(error, RequestError) else None
+            refusal = order.translate_refusal(error) if isinstance(error, RequestError) else None
             if refusal is None:
                 raise
             raise refusal from error

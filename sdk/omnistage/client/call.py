@@ -75,15 +75,15 @@ class Call:
         come; until then the answer may begin anew."""
         self._connection = connection
         self._key = key
-        self._asked = request
+        self._request = request
         self._uploads = uploads
-        self._asked.request_id = request.request_id or uuid.uuid4().hex
-        self._asked.batches = True
+        self._request.request_id = request.request_id or uuid.uuid4().hex
+        self._request.batches = True
         self._limit = limit
         self._resume_s = resume_s
         self._retries = retries
         self._reader = self._new_reader()
-        self._held: list[Event] | None = [] if is_whole else None
+        self._pending_events: list[Event] | None = [] if is_whole else None
         """If `is_whole`: the events so far, which the caller gets when all have come. None: events are yielded at once."""
         self._has_output = False
         """Whether the caller has got a part of the answer, so that the answer must not begin anew."""
@@ -93,7 +93,7 @@ class Call:
         """The time limit of the wait for a pipeline that is starting; it runs from the first refusal on. None: no refusal yet."""
         self._search: Limit | None = None
         """The time limit of the search for a router that goes on; it runs from the loss of the first router on. None: no loss."""
-        self._lost = ""
+        self._lost_address = ""
         """HOST:PORT of the router that was lost last; empty: none was lost."""
         self._wait_s = FIRST_WAIT_S  # the next pause in the search
 
@@ -106,12 +106,12 @@ class Call:
             try:
                 async with aclosing(self._read(router)) as events:
                     async for event in events:
-                        if self._held is None:
+                        if self._pending_events is None:
                             self._has_output = self._has_output or not isinstance(event, NO_OUTPUT)
                             yield event
                         else:
-                            self._held.append(event)
-                for event in self._held or ():
+                            self._pending_events.append(event)
+                for event in self._pending_events or ():
                     yield event
                 return
             except grpc.aio.AioRpcError as error:
@@ -131,8 +131,8 @@ class Call:
         else:
             ready = self._pause_for_retry(router, refusal) if says_when(error) else None
         if ready is None:
-            if self._retries.made:
-                refusal.say_more(f"asked {self._retries.made + 1} times")
+            if self._retries.retry_count:
+                refusal.say_more(f"asked {self._retries.retry_count + 1} times")
             raise refusal from error
         return ready
 
@@ -167,8 +167,8 @@ class Call:
     def _lose(self, router: Router, error: grpc.aio.AioRpcError) -> None:
         """Note that the connection to the router broke: the next connection goes to the next address, and the reader expects the rest of
         the answer."""
-        self._lost = self._lost or router.address
-        self._connection.lost(router.address)
+        self._lost_address = self._lost_address or router.address
+        self._connection.note_loss(router.address)
         self._reader.lose(router.address, error.details() or error.code().name)
 
     def _router_lost(self, router: Router, error: grpc.aio.AioRpcError) -> RouterLostError:
@@ -200,20 +200,20 @@ class Call:
         if not isinstance(refusal, UnavailableError) or refusal.retry_delay_s is None or self._has_output:
             return None
         pause_s = self._retries.pause_s(refusal.retry_delay_s)
-        if self._retries.made == self._retries.most or self._limit.ends_within(pause_s):
+        if self._retries.retry_count == self._retries.max_retries or self._limit.ends_within(pause_s):
             return None
         if refusal.reason == "DRAINING":
-            self._connection.lost(router.address)  # The router is ending, so the next attempt goes to another one, if there is one.
+            self._connection.note_loss(router.address)  # The router is ending, so the next attempt goes to another one, if there is one.
         self._reader = self._new_reader()
-        if self._held is not None:
-            self._held.clear()
+        if self._pending_events is not None:
+            self._pending_events.clear()
         self._connection.tell(self._retries.count(refusal, pause_s))
         return self._connection.pause(pause_s)
 
     # Asking --------------------------------------------------------------------------------------------------------------------------
 
     def _new_reader(self) -> Reader:
-        return Reader(time.perf_counter(), due(self._asked))
+        return Reader(time.perf_counter(), due(self._request))
 
     async def _connect(self) -> Router:
         """Return the first router that can be connected, to begin the answer or to go on with it. Raises UnavailableError, RouterLostError
@@ -231,13 +231,13 @@ class Call:
                 raise
             if left_s < patience_s:  # The time limit of the call ended the search.
                 raise self._limit.passed(ROUTER_LOST) from error
-            message = f"the connection to the router at {self._lost} broke, and none was there to go on within {self._resume_s:g} s"
+            message = f"the connection to the router at {self._lost_address} broke, and none was there to go on within {self._resume_s:g} s"
             raise RouterLostError(message, code=error.code) from error
 
     async def _read(self, router: Router) -> AsyncGenerator[Event, None]:
         """Ask a router for the answer, or for the rest of it, and yield the events that come."""
         call: GenerateCall | Conversing
-        request = self._reader.request(self._asked)
+        request = self._reader.request(self._request)
         if self._uploads:
             conversing = router.stub.Converse(timeout=self._left_s, metadata=router.metadata)
             threads.leave_to_parent(conversing)

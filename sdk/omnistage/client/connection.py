@@ -69,12 +69,12 @@ class Connection:
         tell: called with a sentence that says what a call waits for. Raises BadRequestError for a text that is no address."""
         self._plan = target if isinstance(target, StackPlan) else StackPlan()
         self._stack = PrivateStack(self._plan)
-        self._found = None if isinstance(target, StackPlan) else target
-        self._may_start = self._found is None  # whether the stack is started unless a running router is found
+        self._known_router = None if isinstance(target, StackPlan) else target
+        self._may_start = self._known_router is None  # whether the stack is started unless a running router is found
         self._may_find = self._may_start and self._plan.says_nothing
         """Whether to look for a running router before the stack is started; False once that was done."""
         self._credentials, self._warn = credentials, warn
-        self._routers = None if self._found is None else self._routers_at(self._found)
+        self._routers = None if self._known_router is None else self._routers_at(self._known_router)
         self._starting = asyncio.Lock()  # held during `start`
         self._loop: asyncio.AbstractEventLoop | None = None  # the one that opened the channels
         self._is_closed = False
@@ -101,7 +101,7 @@ class Connection:
     @property
     def is_private(self) -> bool:
         """Whether the router belongs to a stack that this connection started."""
-        return self._found is None
+        return self._known_router is None
 
     @property
     def places(self) -> int | None:
@@ -121,12 +121,12 @@ class Connection:
         async with self._starting:
             self._check_open()
             if self._may_find:
-                self._found, self._may_find = await find_router(key, self._credentials), False
-                if self._found is not None:
-                    self._routers = self._routers_at(self._found)
-                    log.info("asking the router at %s, which runs already", self._found.address)
+                self._known_router, self._may_find = await find_router(key, self._credentials), False
+                if self._known_router is not None:
+                    self._routers = self._routers_at(self._known_router)
+                    log.info("asking the router at %s, which runs already", self._known_router.address)
             if self._routers is None:
-                self._routers = Routers(await self._stack.started(), credentials=self._credentials, warn=self._warn)
+                self._routers = Routers(await self._stack.start_on_thread(), credentials=self._credentials, warn=self._warn)
             return self._routers
 
     async def connect(self, timeout_s: float, key: ApiKey | None) -> Router:
@@ -135,17 +135,17 @@ class Connection:
         routers = await self.start(key)
         return await routers.connect(timeout_s, key)
 
-    def lost(self, address: str) -> None:
+    def note_loss(self, address: str) -> None:
         """Note that the router at this address was lost: from now on the next one is connected, if there are several."""
         if self._routers is not None:
-            self._routers.lost(address)
+            self._routers.note_loss(address)
 
     async def begin(self, pipeline: str, limit: Limit) -> None:
         """Have the private stack start one of its pipelines, and wait until it serves. Raises StackError if it cannot start, and
         DeadlineError when the limit passes; the start then goes on."""
         with suppress(TimeoutError):
             async with asyncio.timeout(limit.left_s), self.waiting():
-                await self._stack.begun(pipeline)
+                await self._stack.begin_on_thread(pipeline)
                 return
         raise limit.passed(f"{pipeline} was still starting, and goes on with it")
 
@@ -174,7 +174,7 @@ class Connection:
 
     def advise(self, error: OmniError, request: omni_pb2.GenerateRequest) -> None:
         """Give an error a hint that fits the router and the request, as `advise` does."""
-        advise(self._found, error, request)
+        advise(self._known_router, error, request)
 
     async def disconnect(self) -> None:
         """The first half of closing: cancel all calls and waits, and close the channels."""
@@ -220,12 +220,12 @@ SEARCH_OFF = "none"
 LOCAL_ADDRESS = "127.0.0.1:50050"
 """Where `omnistage serve` listens by default."""
 
-THERE = "this router has "
+PIPELINES_OPENING = "this router has "
 """Words in the router's refusal of an unknown pipeline; the names of its pipelines follow them."""
 
-LACKING = ("model", "thinker", "diffusion")
-LACKING_TO_DRAW = (*LACKING, "outputs")
-"""The fields that a router names in its refusal when it has no pipeline for the request; LACKING_TO_DRAW: for a drawing."""
+LACK_FIELDS = ("model", "thinker", "diffusion")
+DRAWING_LACK_FIELDS = (*LACK_FIELDS, "outputs")
+"""The fields that a router names in its refusal when it has no pipeline for the request; DRAWING_LACK_FIELDS: for a drawing."""
 
 MAKERS = {"image": "draws pictures, such as Qwen-Image", "video": "makes films, such as Wan", "audio": "makes sound, such as Stable Audio"}
 """By the output port of a drawing: the checkpoints that can make such an output, in words."""
@@ -285,16 +285,16 @@ def advise(router: Found | None, error: OmniError, request: omni_pb2.GenerateReq
     that could answer, or if the stack is private, because other commands cannot find it. router: None: a private stack. request: the
     request."""
     if isinstance(error, DeadlineError):
-        error.hint = f"{error.advice.removesuffix('.')}, or ask for less: {_less(request)}."
+        error.hint = f"{error.advice.removesuffix('.')}, or ask for less: {_size_advice(request)}."
     elif (router is None or router.is_own) and type(error) in ON_PRIVATE_STACK:
         error.hint = ON_PRIVATE_STACK[type(error)]
     is_unknown = error.reason == "UNKNOWN_MODEL"
-    lacking_fields = LACKING_TO_DRAW if request.HasField("diffusion") else LACKING
+    lacking_fields = DRAWING_LACK_FIELDS if request.HasField("diffusion") else LACK_FIELDS
     if candidates := error.metadata.get("candidates", ""):
         names = candidates.split(",")
         error.hint = f"Name one of {', '.join(names)}: {{pipeline={names[0]}}}."
     elif is_unknown or error.metadata.get("field") in lacking_fields:
-        if is_unknown and (guess := did_you_mean(request.model, error.message.partition(THERE)[2].split(", "))):
+        if is_unknown and (guess := did_you_mean(request.model, error.message.partition(PIPELINES_OPENING)[2].split(", "))):
             error.say_more(guess.removeprefix("; "))
         error.hint = _lack_hint(router, request)
 
@@ -308,7 +308,7 @@ def _lack_hint(router: Found | None, request: omni_pb2.GenerateRequest) -> str:
     return f"Serve a checkpoint that {MAKERS[ports]}." if request.HasField("diffusion") and ports in MAKERS else ""
 
 
-def _less(request: omni_pb2.GenerateRequest) -> str:
+def _size_advice(request: omni_pb2.GenerateRequest) -> str:
     """Advice how to make the request smaller, in words, with `{NAME}` in place of an option's name."""
     if request.HasField("diffusion"):
         return next((options for port, options in LENGTHS.items() if port in request.outputs), "{steps}")

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from omnistage.client.errors import BadRequestError
 from omnistage.client.media import KINDS, Medium, Video, is_one, of_base64, to_medium
 from omnistage.client.options import show_value
-from omnistage.client.wording import near
+from omnistage.client.wording import find_similar
 from omnistage.v1 import stage_pb2
 
 Conversation = Sequence[Mapping[str, Any]]
@@ -100,7 +100,7 @@ def _role(role: object, field: str) -> str:
     if name in ("tool", "function"):
         raise BadRequestError.of(field, f"is {role!r}; no pipeline calls tools or functions: leave this turn out")
     *others, last = ROLES
-    similar = OTHER_ROLES.get(name, "") or near(name, ROLES)
+    similar = OTHER_ROLES.get(name, "") or find_similar(name, ROLES)
     advice = f"did you mean {similar}?" if similar else f"it must be {', '.join(others)} or {last}"
     raise BadRequestError.of(field, f"is {show_value(role)}; {advice}")
 
@@ -143,7 +143,7 @@ def _part(item: object, field: str) -> Part:
     if "type" not in item and (kind_meant := next((key for key in item if key in _READERS), "")):
         raise BadRequestError.of(field, f"has no type; did you mean {{'type': {kind_meant!r}, {kind_meant!r}: ...}}?")
     if not isinstance(kind, str) or kind not in _READERS:
-        similar = (OTHER_TYPES.get(kind) or near(kind, _READERS)) if isinstance(kind, str) else ""
+        similar = (OTHER_TYPES.get(kind) or find_similar(kind, _READERS)) if isinstance(kind, str) else ""
         text = f"did you mean {similar}?" if similar else f"known: {', '.join(_READERS)}"
         raise BadRequestError.of(f"{field}.type", f"is {show_value(kind)}; {text}")
     keys, reader = _READERS[kind]
@@ -233,6 +233,6 @@ def _check_keys(item: Mapping[str, Any], keys: Sequence[str], field: str) -> Non
     if unknown:
         content_key = keys[1] if keys[0] == "type" else keys[0]  # The key for the contents: in a part it has the name of its type.
         # An empty entry of OTHER_KEYS stands for the key of the contents.
-        guesses = [OTHER_KEYS[key] or content_key if key in OTHER_KEYS else near(key.lower(), keys) for key in unknown]
+        guesses = [OTHER_KEYS[key] or content_key if key in OTHER_KEYS else find_similar(key.lower(), keys) for key in unknown]
         text = f"did you mean {', '.join(guesses)}?" if all(one in keys for one in guesses) else f"known: {', '.join(keys)}"
         raise BadRequestError.of(field, f"has unknown keys {', '.join(unknown)}; {text}")

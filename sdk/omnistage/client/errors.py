@@ -290,19 +290,19 @@ BY_CODE: Mapping[grpc.StatusCode, type[OmniError]] = {
 """The class of a status without our details. The last three are gRPC's codes for a call that was cut off: gRPC reports a cancellation by
 this client itself in another way."""
 
-AGAIN = "Ask again in a moment"
+RETRY_HINT = "Ask again in a moment"
 LOOK = "If it fails each time, look into the log of the router, or of the proxy in front of it."
 OTHER = "A proxy in front of the router, or another server,"
 UNSAID = f"Check the address and the request. {OTHER} refused the request and did not say which field is wrong."
 REFUSED = f"Check the address. {OTHER} refused this call."
 
 HINTS_BY_CODE: Mapping[grpc.StatusCode, str] = {
-    grpc.StatusCode.CANCELLED: f"{AGAIN}. A router with too much to do, or a proxy in front of it, cut the call off.",
-    grpc.StatusCode.INTERNAL: f"{AGAIN}. {LOOK}",
-    grpc.StatusCode.UNKNOWN: f"{AGAIN}. {LOOK}",
-    grpc.StatusCode.ABORTED: f"{AGAIN}.",
-    grpc.StatusCode.RESOURCE_EXHAUSTED: f"{AGAIN}. The router, or a proxy in front of it, takes no more calls now.",
-    grpc.StatusCode.DATA_LOSS: f"{AGAIN}.",
+    grpc.StatusCode.CANCELLED: f"{RETRY_HINT}. A router with too much to do, or a proxy in front of it, cut the call off.",
+    grpc.StatusCode.INTERNAL: f"{RETRY_HINT}. {LOOK}",
+    grpc.StatusCode.UNKNOWN: f"{RETRY_HINT}. {LOOK}",
+    grpc.StatusCode.ABORTED: f"{RETRY_HINT}.",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: f"{RETRY_HINT}. The router, or a proxy in front of it, takes no more calls now.",
+    grpc.StatusCode.DATA_LOSS: f"{RETRY_HINT}.",
     grpc.StatusCode.NOT_FOUND: f"Check the address. {OTHER} does not know this call.",
     grpc.StatusCode.UNIMPLEMENTED: "Check the address. No router answered there, or one of an older version, or a proxy in front of it.",
     grpc.StatusCode.UNAUTHENTICATED: f"Check the key and the address. {OTHER} refused this call.",

@@ -193,20 +193,20 @@ class _Wav:
     def __init__(self, sample_rate_hz: int, dtype: np.dtype[Any], channels: int) -> None:
         self._rate_hz, self._dtype, self._channels = sample_rate_hz, dtype, channels
         self._samples = 0
-        self._begun = False
+        self._has_begun = False
 
     @property
     def head(self) -> bytes:
         return wav_head(self._dtype, self._channels, self._rate_hz, self._samples)
 
     def encode(self, samples: Samples) -> bytes:
-        head = b"" if self._begun else wav_head(self._dtype, self._channels, self._rate_hz, None)
-        self._begun = True
+        head = b"" if self._has_begun else wav_head(self._dtype, self._channels, self._rate_hz, None)
+        self._has_begun = True
         self._samples += len(samples)
         return head + (to_pcm16(samples) if self._dtype.kind == "i" else samples.astype(self._dtype).tobytes())
 
     def finish(self) -> bytes:
-        return b"" if self._begun else self.encode(np.empty(0, np.float32))
+        return b"" if self._has_begun else self.encode(np.empty(0, np.float32))
 
 
 class _Libsndfile:
@@ -316,10 +316,10 @@ class Film:
 LONGEST_SHOWN_S = 600.0
 """The most seconds of sound in a player. At 24,000 samples a second a millisecond takes 48 bytes, and a third more as base64."""
 
-MOST_PICTURE_BYTES = 32 << 20
+MAX_PICTURE_BYTES = 32 << 20
 """The most bytes of all pictures that are shown together."""
 
-MOST_FILM_BYTES = 32 << 20
+MAX_FILM_BYTES = 32 << 20
 """The most bytes of all films that are shown together."""
 
 SHOWN_FILM_TYPES = ("video/webm", "video/mp4")
@@ -339,9 +339,9 @@ def sound_html(samples: NDArray[np.float32], sample_rate_hz: int) -> str:
 
 
 def pictures_html(encoded: Iterable[tuple[str, bytes]]) -> str:
-    """HTML of pictures: those of types that browsers show, as far as they fit into `MOST_PICTURE_BYTES`, and the number of the others.
+    """HTML of pictures: those of types that browsers show, as far as they fit into `MAX_PICTURE_BYTES`, and the number of the others.
     encoded: (media type, bytes) of each."""
-    html, room_bytes, hidden = "", MOST_PICTURE_BYTES, 0
+    html, room_bytes, hidden = "", MAX_PICTURE_BYTES, 0
     for media_type, data in encoded:
         if media_type in SHOWN_PICTURE_TYPES and len(data) <= room_bytes:
             room_bytes -= len(data)
@@ -354,9 +354,9 @@ def pictures_html(encoded: Iterable[tuple[str, bytes]]) -> str:
 
 
 def films_html(encoded: Iterable[tuple[str, bytes]]) -> str:
-    """HTML of players of films. A film that is too large for the rest of `MOST_FILM_BYTES`, or of a type that browsers do not show, becomes
+    """HTML of players of films. A film that is too large for the rest of `MAX_FILM_BYTES`, or of a type that browsers do not show, becomes
     a sentence. encoded: (media type, bytes) of each."""
-    html, room_bytes = "", MOST_FILM_BYTES
+    html, room_bytes = "", MAX_FILM_BYTES
     for media_type, data in encoded:
         if media_type in SHOWN_FILM_TYPES and len(data) <= room_bytes:
             room_bytes -= len(data)

@@ -84,7 +84,7 @@ class Limit:
 MAX_RETRIES = 2
 """Retries of a call by default."""
 
-GROWTH, MOST_GROWTH = 3.0, 9.0
+GROWTH, MAX_GROWTH = 3.0, 9.0
 """The factor by which the pause grows from one attempt to the next, and its largest value: a process that restarts may take longer than
 the server said."""
 
@@ -98,20 +98,20 @@ _draw = random.SystemRandom()
 
 
 class Retries:
-    """Counts the retries of one call. most: how often the call may be retried. made: how often it has been retried."""
+    """Counts the retries of one call. max_retries: how often it may be retried. retry_count: how often it has been."""
 
     def __init__(self, max_retries: int) -> None:
-        self.most = max_retries
-        self.made = 0
+        self.max_retries = max_retries
+        self.retry_count = 0
 
     def pause_s(self, delay_s: float) -> float:
         """The next pause, in seconds. delay_s: the delay that the server gave; the pause is at least so long."""
-        return delay_s * min(GROWTH**self.made, MOST_GROWTH) * _draw.uniform(1.0, 1.0 + JITTER)
+        return delay_s * min(GROWTH**self.retry_count, MAX_GROWTH) * _draw.uniform(1.0, 1.0 + JITTER)
 
     def count(self, refusal: UnavailableError, pause_s: float) -> str:
         """Count one more retry, after this refusal and this pause; returns a line about it for the log."""
-        self.made += 1
-        return f"{refusal.message}; asking again in {pause_s:.1f} s ({self.made} of {self.most})"
+        self.retry_count += 1
+        return f"{refusal.message}; asking again in {pause_s:.1f} s ({self.retry_count} of {self.max_retries})"
 
 
 def checked_retries(value: object) -> int:

@@ -210,7 +210,7 @@ SAID_BYTES = 4096
 
 
 class PlayerProcess:
-    """One run of a loudspeaker at one sample rate. Only one thread may write; any thread may call `stop` and `heard`."""
+    """One run of a loudspeaker at one sample rate. Only one thread may write; any thread may call `stop` and `heard_samples`."""
 
     _running: ClassVar[WeakSet[PlayerProcess]] = WeakSet()
 
@@ -219,7 +219,7 @@ class PlayerProcess:
         self._name = loudspeaker.name
         self.sample_rate_hz = sample_rate_hz
         self._lock = threading.RLock()
-        self._written = 0  # bytes that were written into the pipe
+        self._written_bytes = 0  # into the pipe
         self._dry_at = 0.0  # time.monotonic() at which, in real time, all written sound has been played
         self._meter: int | None = None  # descriptor of a read end of the pipe, from `finish` on
         try:
@@ -265,7 +265,7 @@ class PlayerProcess:
             raise PlayerLostError(f"{self._name} ended in the middle of the sound{self._cause()}") from None
         now_s = time.monotonic()
         with self._lock:
-            self._written += count
+            self._written_bytes += count
             self._dry_at = max(self._dry_at, now_s) + count / SAMPLE_BYTES / self.sample_rate_hz
             # A player that is slower than real time still has all of the pipe to play.
             self._dry_at = max(self._dry_at, now_s + self._unread() / self.sample_rate_hz)
@@ -310,12 +310,12 @@ class PlayerProcess:
         self._running.discard(self)
 
     @property
-    def heard(self) -> int:
+    def heard_samples(self) -> int:
         """How many samples can have been heard: no more than the player has read, and no more than there was time to play since they were
         written. The delay of the device, some 0.2 s, is not subtracted."""
         with self._lock:
             unplayed = max(self._dry_at - time.monotonic(), 0.0) * self.sample_rate_hz
-            return max(min(round(self._written / SAMPLE_BYTES - unplayed), self._written // SAMPLE_BYTES - self._unread()), 0)
+            return max(min(round(self._written_bytes / SAMPLE_BYTES - unplayed), self._written_bytes // SAMPLE_BYTES - self._unread()), 0)
 
     def _unread(self) -> int:
         """How many samples are still in the pipe; 0 if this system does not say it."""

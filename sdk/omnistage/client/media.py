@@ -29,7 +29,7 @@ from omnistage.client.options import ImageLike as ImageLike
 from omnistage.client.options import PillowImage as PillowImage
 from omnistage.client.options import Readable as Readable
 from omnistage.client.routers import MAX_MESSAGE_BYTES
-from omnistage.client.upload import LEAST_BYTES, Upload
+from omnistage.client.upload import MIN_BYTES, Upload
 from omnistage.v1 import stage_pb2
 
 KINDS = {"image": "picture", "audio": "sound", "video": "film"}
@@ -51,8 +51,8 @@ WHITE_IS_ZERO = 262
 """The number of the TIFF tag that says 0 if the smallest value is white."""
 MAX_LEVEL = 255
 
-MOST_CHANNELS = 32
-MOST_RATE_HZ = 1_000_000
+MAX_CHANNELS = 32
+MAX_RATE_HZ = 1_000_000
 
 LOUDEST = 64.0
 """The largest sample that is accepted in floating point, where full scale is 1. Recordings may be a little above full scale; larger samples
@@ -82,16 +82,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """One medium of a request. part: a part of a message with its bytes, or an Upload if it is streamed. where: the caller's name for it,
+    """One medium of a request. part: a part of a message with its bytes, or an Upload if it is streamed. field: the caller's name for it,
     such as images[0]. name: the name of its file and a space; empty: it has no file name."""
 
     part: stage_pb2.Part | Upload
-    where: str
+    field: str
     name: str = ""
 
     def refused(self, description: str) -> BadRequestError:
         """The error for a medium that a server refuses. description: what is wrong with it."""
-        return BadRequestError.of(self.where, f"{self.name.rstrip()}: {description}" if self.name else description)
+        return BadRequestError.of(self.field, f"{self.name.rstrip()}: {description}" if self.name else description)
 
 
 def is_one(source: object) -> bool:
@@ -140,14 +140,14 @@ def _file_of(source: object) -> tuple[object, bool]:
 
 
 def to_medium(source: object, kind: str, field: str) -> Medium:
-    """Read a medium as `to_part` does, or prepare it for streaming if it is bytes or a file of more than LEAST_BYTES. This reads only the
+    """Read a medium as `to_part` does, or prepare it for streaming if it is bytes or a file of more than MIN_BYTES. This reads only the
     beginning of a medium that is streamed."""
     if isinstance(source, Medium):
         return source
     # For another kind than video `_read` refuses a Video and a Film.
     file, use_audio = _file_of(source) if kind == "video" else (source, False)
     content: Path | bytes
-    if isinstance(file, bytes | bytearray | memoryview) and memoryview(file).nbytes > LEAST_BYTES:
+    if isinstance(file, bytes | bytearray | memoryview) and memoryview(file).nbytes > MIN_BYTES:
         content, name, named_type = bytes(file), "", None
         size, head = len(content), content[:LOOK_BYTES]
     elif isinstance(file, str | PathLike) and os.path.isfile(file):  # noqa: PTH113  # Also False for a text that cannot be a path.
@@ -155,7 +155,7 @@ def to_medium(source: object, kind: str, field: str) -> Medium:
         size, head = _read_or_refuse(field, str(content), partial(_look, content))
     else:
         size = 0  # Media of other forms are never streamed.
-    if size <= LEAST_BYTES:
+    if size <= MIN_BYTES:
         part, name = _read(source, kind, field)
         return Medium(part, field, name)
     return Medium(Upload(content, size, _media_type(head, named_type, kind, field, name), use_audio, field), field, name)
@@ -292,7 +292,7 @@ def _wav_of(source: object, field: str) -> bytes | None:
         samples = np.asarray(unread_samples)
     except (TypeError, ValueError, RuntimeError) as error:  # NumPy cannot read all tensors of other libraries.
         raise BadRequestError.of(field, f"is no array of samples: {error}") from error
-    if samples.ndim not in (1, 2) or (samples.ndim == 2 and not 0 < samples.shape[1] <= MOST_CHANNELS):
+    if samples.ndim not in (1, 2) or (samples.ndim == 2 and not 0 < samples.shape[1] <= MAX_CHANNELS):
         raise BadRequestError.of(field, f"is samples of shape {samples.shape}; give [n], or [n, channels]")
     if not len(samples):
         raise BadRequestError.of(field, "is empty")
@@ -302,7 +302,7 @@ def _wav_of(source: object, field: str) -> bytes | None:
 def _rate_hz(rate: Any, field: str) -> int:
     """The sample rate as an int, from a whole number of any type. Raises BadRequestError."""
     is_number = isinstance(rate, int | float | np.integer | np.floating) and not isinstance(rate, bool)
-    if not is_number or not 0 < rate <= MOST_RATE_HZ or rate != int(rate):
+    if not is_number or not 0 < rate <= MAX_RATE_HZ or rate != int(rate):
         raise BadRequestError.of(field, f"has the rate {rate!r}; give samples a second, such as (samples, 16000)")
     return int(rate)
 

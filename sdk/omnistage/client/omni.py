@@ -22,7 +22,7 @@ from omnistage.client.errors import ClosedError, OmniError
 from omnistage.client.events import Event
 from omnistage.client.limits import MAX_RETRIES
 from omnistage.client.media import Audios, Images, Videos
-from omnistage.client.options import DRAWN, OPTIONS, SETTINGS, SPOKEN, Options, StackSettings, takes
+from omnistage.client.options import DRAWING, OPTIONS, SETTINGS, SPEECH, Options, StackSettings, takes
 from omnistage.client.request import DEFAULT_TIMEOUT_S, Conversation, checked_seconds, time_limit_s
 from omnistage.client.threads import LoopThread
 from omnistage.client.wording import explain_calls
@@ -192,13 +192,13 @@ class Omni:
         """Answer the last turn of a conversation; `answer["content"]` is the text. See `request.Conversation` for the form of a turn."""
         return self._run(time_limit_s(options), self._client.chat(conversation, **options))
 
-    @takes(OPTIONS, SPOKEN)
+    @takes(OPTIONS, SPEECH)
     @explain_calls
     def say(self, text: str, **options: Unpack[Options]) -> Answer:
         """Speak exactly this text. Raises NotSpokenError if nothing of it could be spoken."""
         return self._run(time_limit_s(options), self._client.say(text, **options))
 
-    @takes(OPTIONS, DRAWN)
+    @takes(OPTIONS, DRAWING)
     @explain_calls
     def draw(self, prompt: str, *, images: Images = (), **options: Unpack[Options]) -> Answer:
         """Draw a picture, with a drawing pipeline. `answer.images` has it, `answer.pictures` has it encoded, and `answer.rows` has its
@@ -206,7 +206,7 @@ class Omni:
         the default pipelines the first drawing starts the pipeline that draws, and waits for it."""
         return self._run(time_limit_s(options), self._client.draw(prompt, images=images, **options))
 
-    @takes(OPTIONS, DRAWN)
+    @takes(OPTIONS, DRAWING)
     @explain_calls
     def film(self, prompt: str, *, image: Images = (), **options: Unpack[Options]) -> Answer:
         """Make a film of a prompt, with a pipeline that makes films: `answer.videos[0].save("x.webm")`, or .mp4 if `media_type` is
@@ -214,7 +214,7 @@ class Omni:
         has its latents and pixels if `outputs` names them."""
         return self._run(time_limit_s(options), self._client.film(prompt, image=image, **options))
 
-    @takes(OPTIONS, DRAWN)
+    @takes(OPTIONS, DRAWING)
     @explain_calls
     def sound(self, prompt: str, **options: Unpack[Options]) -> Answer:
         """Make the sound that a prompt describes, `seconds` long, with a pipeline that makes sounds: `answer.audio`,
@@ -241,26 +241,26 @@ class Omni:
         """The events of an answer to a conversation, as they come."""
         return self._iterate(time_limit_s(options), self._client.stream_chat(conversation, **options))
 
-    @takes(OPTIONS, SPOKEN)
+    @takes(OPTIONS, SPEECH)
     @explain_calls
     def stream_say(self, text: str, **options: Unpack[Options]) -> Generator[Event, None, None]:
         """The events while exactly this text is spoken, as they come; NotSpokenError at the end if there was no sound."""
         return self._iterate(time_limit_s(options), self._client.stream_say(text, **options))
 
-    @takes(OPTIONS, DRAWN)
+    @takes(OPTIONS, DRAWING)
     @explain_calls
     def stream_draw(self, prompt: str, *, images: Images = (), **options: Unpack[Options]) -> Generator[Event, None, None]:
         """The progress, previews and pictures for a prompt, as they come; see `draw`."""
         return self._iterate(time_limit_s(options), self._client.stream_draw(prompt, images=images, **options))
 
-    @takes(OPTIONS, DRAWN)
+    @takes(OPTIONS, DRAWING)
     @explain_calls
     def stream_film(self, prompt: str, *, image: Images = (), **options: Unpack[Options]) -> Generator[Event, None, None]:
         """The progress and the pieces of the film for a prompt, as they come; see `film`. The pieces, joined in order, are the file;
         those that have come can be played already."""
         return self._iterate(time_limit_s(options), self._client.stream_film(prompt, image=image, **options))
 
-    @takes(OPTIONS, DRAWN)
+    @takes(OPTIONS, DRAWING)
     @explain_calls
     def stream_sound(self, prompt: str, **options: Unpack[Options]) -> Generator[Event, None, None]:
         """The progress and the samples of the sound for a prompt, as they come; see `sound`."""

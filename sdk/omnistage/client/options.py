@@ -305,9 +305,9 @@ GUIDES = ("mask_image", "control_image")
 """Options that are pictures."""
 
 EVERY_CALL = (*TOP, "timeout_s", "max_retries")
-SPOKEN = (*EVERY_CALL, *TALKER, *CODE2WAV)
+SPEECH = (*EVERY_CALL, *TALKER, *CODE2WAV)
 """Options for a text that is spoken unchanged."""
-DRAWN = (*EVERY_CALL, *MEDIA, *DIFFUSION)
+DRAWING = (*EVERY_CALL, *MEDIA, *DIFFUSION)
 
 
 OPTIONS: Mapping[str, Any] = Options.__annotations__

@@ -121,12 +121,12 @@ class Player:
 
     def stop(self) -> Heard:
         """Silence the player at once and for ever; returns how much was heard. It waits for nothing, and may be called several times."""
-        return self._feed.heard(self._feed.stop())
+        return self._feed.measure(self._feed.stop())
 
     @property
     def heard(self) -> Heard:
         """How much was heard up to now."""
-        return self._feed.heard()
+        return self._feed.measure()
 
     @property
     def lost(self) -> PlayerLostError | None:
@@ -186,7 +186,7 @@ class _Feed:
         """Note that no more sound comes, and when to give up the wait for the rest."""
         with self._changed:
             if not self.has_ended:
-                left_s = (self._all_samples - self.heard().samples) / self._rate_hz
+                left_s = (self._all_samples - self.measure().samples) / self._rate_hz
                 self._give_up_at = time.monotonic() + PATIENCE * left_s + STALL_S
                 self.has_ended = True
                 self._changed.notify()
@@ -203,7 +203,7 @@ class _Feed:
             self._changed.notify()
             return self._heard_samples
 
-    def heard(self, samples: int | None = None) -> Heard:
+    def measure(self, samples: int | None = None) -> Heard:
         """How much was heard. samples: number of samples heard; None: as many as can have been heard up to now."""
         with self._changed:
             if samples is None:
@@ -212,7 +212,7 @@ class _Feed:
 
     def _now_heard(self) -> int:
         """How many samples can have been heard from the running process."""
-        return min(self._process.heard, self._all_samples) if self._process is not None else 0
+        return min(self._process.heard_samples, self._all_samples) if self._process is not None else 0
 
     def _run(self) -> None:
         """The thread's work: play everything, then set the result or the error of `over`."""

@@ -2,8 +2,8 @@
 
 The launcher, `omnistage serve`, starts and watches the processes. On one pipe it reports the router's address, and later the result for
 each pipeline that the client asks for on a second pipe, the lifeline. When the lifeline closes, it ends everything that it started: in
-`stop` and `cut`, at the exit of this process, and when this process is killed. A forked child of this process does not hold the pipe open,
-and nothing that the child does ends the launcher."""
+`stop` and `close_pipes`, at the exit of this process, and when this process is killed. A forked child of this process does not hold the
+pipe open, and nothing that the child does ends the launcher."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from omnistage.client import threads
 from omnistage.client.errors import BadRequestError, ClosedError, ForkedError, StackError
 from omnistage.client.options import OF_CLIENT, OPTIONS, SETTINGS, fault_of_stages
 from omnistage.client.options import StackSettings as StackSettings
-from omnistage.client.threads import beside, on_thread
+from omnistage.client.threads import on_thread, run_on_thread
 from omnistage.client.wording import logger, of_launcher, unknown_settings
 
 log = logger(__name__)
@@ -177,9 +177,9 @@ class PrivateStack:
         """HOST:PORT of the router; empty until it has started."""
         return self._address
 
-    async def started(self) -> str:
+    async def start_on_thread(self) -> str:
         """Run `start` on a thread, for a caller on an event loop. If the caller is cancelled, the start goes on for the next caller."""
-        return await beside(self.start, "omnistage-start")
+        return await run_on_thread(self.start, "omnistage-start")
 
     def start(self) -> str:
         """Start everything and return HOST:PORT of the router when it serves. Blocks. Raises StackError, and ClosedError if `give_up` ended
@@ -201,9 +201,9 @@ class PrivateStack:
         with threads.no_fork:
             launcher = self._launcher = Launcher(self._plan.command)
         # Garbage is collected on any thread, so this does not wait; the launcher then ends by itself.
-        weakref.finalize(self, launcher.cut).atexit = False
+        weakref.finalize(self, launcher.close_pipes).atexit = False
         if self._is_given_up:
-            launcher.cut()
+            launcher.close_pipes()
         report = _read_report(launcher, self._plan.start_timeout_s)
         if "address" in report:
             return report["address"]
@@ -216,7 +216,7 @@ class PrivateStack:
         error.log = report.get("log", "")
         raise error
 
-    async def begun(self, pipeline: str) -> None:
+    async def begin_on_thread(self, pipeline: str) -> None:
         """Run `begin` on a thread, for a caller on an event loop; all callers that want the same pipeline share one thread. If a caller
         is cancelled, the start goes on for the others."""
         with self._changed:
@@ -274,7 +274,7 @@ class PrivateStack:
         piece: bytes | None = None
         try:
             assert self._launcher is not None
-            piece = self._launcher.heard(left_s)
+            piece = self._launcher.read_piece(left_s)
         finally:
             with self._changed:
                 self._is_reading = False
@@ -303,7 +303,7 @@ class PrivateStack:
         if os.getpid() == self._owner and not self._address:
             self._is_given_up = True
             if self._launcher is not None:
-                self._launcher.cut()
+                self._launcher.close_pipes()
 
     def stop(self) -> None:
         """End all processes and wait for them, also those of a start that still runs."""
@@ -326,7 +326,7 @@ def _read_report(launcher: Launcher, timeout_s: float) -> dict[str, str]:
     deadline = time.monotonic() + timeout_s
     data = b""
     while not data.endswith(b"\n"):
-        piece = launcher.heard(max(deadline - time.monotonic(), 0))
+        piece = launcher.read_piece(max(deadline - time.monotonic(), 0))
         if piece is None:
             hint = "Give more time with {start_timeout}; the first start downloads the default model."
             return {"error": f"the stack was not ready within {timeout_s:g} s", "hint": hint}
@@ -342,18 +342,18 @@ KILL_TIMEOUT_S = 5.0
 
 
 class Launcher:
-    """A running `omnistage serve`. It stays in `_kept` until its process has been waited for, even if no other object refers to it."""
+    """A running `omnistage serve`. It stays in `_launchers` until its process has been waited for, even if no other object refers to it."""
 
-    _kept: ClassVar[set[Launcher]] = set()
+    _launchers: ClassVar[set[Launcher]] = set()
 
     def __init__(self, command: Callable[[int, int], Sequence[str]]) -> None:
         """command: makes the command line from two descriptors, for the launcher's answers and for the lifeline. Make a Launcher only
         while no fork may begin."""
-        for launcher in list(self._kept):
+        for launcher in list(self._launchers):
             launcher._forget_if_over()
         lifeline_read, lifeline_write = os.pipe()
         answers_read, answers_write = os.pipe()
-        # Each list is empty while a thread uses its descriptor, and once it is closed: so `cut` needs no lock.
+        # Each list is empty while a thread uses its descriptor, and once it is closed: so `close_pipes` needs no lock.
         self._lifeline, self._answers = [lifeline_write], [answers_read]
         self._is_cut = False
         self._lock = threading.Lock()
@@ -366,19 +366,19 @@ class Launcher:
                 start_new_session=True,  # Ctrl-C in the terminal reaches only this process, which then decides
             )
         except BaseException:
-            self.cut()
+            self.close_pipes()
             raise
         finally:
             os.close(lifeline_read)
             os.close(answers_write)
-        self._kept.add(self)
+        self._launchers.add(self)
 
     @property
     def returncode(self) -> int | None:
         """The exit code; None: the process runs, or has not been waited for."""
         return self._process.returncode
 
-    def cut(self) -> None:
+    def close_pipes(self) -> None:
         """Close the pipes, so that the launcher ends, and wait for nothing. Takes no lock: garbage collection may call this on any
         thread."""
         self._is_cut = True
@@ -400,11 +400,11 @@ class Launcher:
                 return False
             finally:
                 self._lifeline.append(fd)
-                if self._is_cut:  # Perhaps meanwhile, when `cut` did not find the descriptor in the list.
-                    self.cut()
+                if self._is_cut:  # Perhaps meanwhile, when `close_pipes` did not find the descriptor in the list.
+                    self.close_pipes()
         return True
 
-    def heard(self, timeout_s: float) -> bytes | None:
+    def read_piece(self, timeout_s: float) -> bytes | None:
         """Read the next piece of the launcher's output. Empty: the output has ended. None: nothing came in `timeout_s`. Only one thread may
         call this at a time."""
         try:
@@ -418,13 +418,13 @@ class Launcher:
         finally:
             self._answers.append(fd)
             if self._is_cut:  # As in `say`.
-                self.cut()
+                self.close_pipes()
 
     def stop(self) -> None:
         """Close the pipes and wait for the end of all processes; after `STOP_TIMEOUT_S` seconds kill them."""
-        if self not in self._kept:
+        if self not in self._launchers:
             return
-        self.cut()
+        self.close_pipes()
         with self._lock:
             try:
                 self._process.wait(STOP_TIMEOUT_S)
@@ -432,28 +432,28 @@ class Launcher:
                 # The launcher's own children notice its end, and end too.
                 self._process.kill()
                 self._process.wait(KILL_TIMEOUT_S)
-            self._kept.discard(self)
+            self._launchers.discard(self)
 
     def _forget_if_over(self) -> None:
-        """Remove this launcher from `_kept` if its process has ended."""
+        """Remove this launcher from `_launchers` if its process has ended."""
         if self._process.poll() is not None:
-            self.cut()
-            self._kept.discard(self)
+            self.close_pipes()
+            self._launchers.discard(self)
 
     @classmethod
     def stop_all(cls) -> None:
         """Stop all launchers, at the end of the interpreter."""
         with ExitStack() as exits:
-            for launcher in list(cls._kept):
+            for launcher in list(cls._launchers):
                 exits.callback(launcher.stop)
 
     @classmethod
     def leave_all_to_parent(cls) -> None:
         """In a forked child: forget all launchers. They belong to the parent, and end when the parent ends."""
-        for launcher in cls._kept:
-            launcher.cut()
+        for launcher in cls._launchers:
+            launcher.close_pipes()
             launcher._process.returncode = 0  # no child of this process: without a code Python would warn that it still runs
-        cls._kept.clear()
+        cls._launchers.clear()
 
 
 atexit.register(Launcher.stop_all)

@@ -60,7 +60,7 @@ ENCODINGS: dict[int, tuple[np.dtype[Any], float]] = {
 
 
 DIFFUSION = "diffusion"
-MADE = {
+PRODUCTS = {
     "image": ("picture", "Leave out what makes it something else: {frames}, {seconds}."),
     "video": ("film", "Say how long it is: {frames}."),
     "audio": ("sound", "Say how long it is: {seconds}."),
@@ -122,7 +122,7 @@ class Reader:
             self._loss = ConnectionLoss(address, reason, time.perf_counter() - self._t0)
         self.is_started = False
         self._picture.clear()  # its pieces come again from the first
-        self._tensors.lost()
+        self._tensors.note_loss()
 
     async def read(self, messages: AsyncIterable[omni_pb2.GenerateResponse], address: str = "") -> AsyncGenerator[Event, None]:
         """Yield every event; `Done` is the last. address: the router that sends the messages.
@@ -146,7 +146,7 @@ class Reader:
             elif kind == "failover":
                 if message.failover.kind == stage_pb2.STAGE_KIND_DIFFUSION:
                     self._picture.clear()  # Its pieces come anew: another replica begins the picture again.
-                self._tensors.lost()
+                self._tensors.note_loss()
                 event = self._note(_failover(message.failover, arrival_s))
             elif kind == "usage":
                 done = self._finish(message.usage, arrival_s)
@@ -238,9 +238,9 @@ class Reader:
         words = chunk.alignment.words
         if len(words) != chunk.count:
             raise ProtocolError(f"port {chunk.port}: {len(words)} words are not {chunk.count}")
-        return Alignment(tuple(map(self._spoken, words)), arrival_s) if words else None
+        return Alignment(tuple(map(self._spoken_word, words)), arrival_s) if words else None
 
-    def _spoken(self, word: chunk_pb2.SpokenWord) -> SpokenWord:
+    def _spoken_word(self, word: chunk_pb2.SpokenWord) -> SpokenWord:
         """The event of a word, with its text from `_unspoken`. Words come in order, so pieces before it are dropped. Raises
         ProtocolError."""
         first, end = word.first_character, word.first_character + word.character_count
@@ -315,7 +315,7 @@ class Reader:
 def _not_made(pipeline: str, due: Collection[str]) -> RequestError:
     """The error for a drawing that is complete but has no item on any port in `due`."""
     port = next(iter(due))
-    return RequestError(f"the drawing ended without a {MADE[port][0]}: {pipeline} made none of this prompt", hint=MADE[port][1])
+    return RequestError(f"the drawing ended without a {PRODUCTS[port][0]}: {pipeline} made none of this prompt", hint=PRODUCTS[port][1])
 
 
 def _text_event(kind: type[Delta], text: str, chunk: chunk_pb2.Chunk, arrival_s: float) -> Delta | None:

@@ -17,15 +17,15 @@ from omnistage.v1 import chunk_pb2, omni_pb2, tensor_pb2
 
 @dataclass(slots=True)
 class _Port:
-    """How far one port is. seq: number of its next chunk. item: position of its next item. ended: whether its last chunk has come."""
+    """How far one port is. seq: number of its next chunk. item: position of its next item. is_ended: whether its last chunk has come."""
 
     seq: int = 0
     item: int = 0
-    ended: bool = False
+    is_ended: bool = False
 
     def advance(self, chunk: chunk_pb2.Chunk) -> None:
         """Count a chunk. Raises ProtocolError if it leaves a gap, repeats items, or comes after the last chunk."""
-        if self.ended:
+        if self.is_ended:
             raise ProtocolError(f"port {chunk.port}: a chunk came after the last")
         if chunk.seq != self.seq:
             raise ProtocolError(f"port {chunk.port}: chunk {chunk.seq} came, {self.seq} is next")
@@ -34,7 +34,7 @@ class _Port:
             raise ProtocolError(f"port {chunk.port}: {kind}, position {chunk.first} came, {self.item} is next")
         self.seq += 1
         self.item += chunk.count
-        self.ended = chunk.last
+        self.is_ended = chunk.last
 
 
 class Received:
@@ -56,7 +56,7 @@ class Received:
     @property
     def open_ports(self) -> list[str]:
         """Ports that have begun and not ended."""
-        return sorted(name for name, port in self._ports.items() if not port.ended)
+        return sorted(name for name, port in self._ports.items() if not port.is_ended)
 
     @property
     def tokens(self) -> int | None:
@@ -65,7 +65,7 @@ class Received:
         return None if text is None else text.item
 
     def has_ended(self, port: str) -> bool:
-        return port in self._ports and self._ports[port].ended
+        return port in self._ports and self._ports[port].is_ended
 
     def has_items(self, port: str) -> bool:
         return port in self._ports and self._ports[port].item > 0
@@ -98,11 +98,11 @@ class Received:
         request.seed = self.started.seed
         request.revisions[:] = self.started.revisions
         for name, port in self._ports.items():
-            request.resume.positions.add(port=name, seq=port.seq, first=port.item, ended=port.ended)
+            request.resume.positions.add(port=name, seq=port.seq, first=port.item, ended=port.is_ended)
         text = self._ports.get(self._text_port)
         if text is not None:
             # One chunk has the whole text: a router does not need to know how it was cut into pieces.
-            history = request.resume.history.add(port=self._text_port, count=text.item, last=text.ended)
+            history = request.resume.history.add(port=self._text_port, count=text.item, last=text.is_ended)
             history.text.text = "".join(self._texts)
             history.text.token_ids.extend(self._token_ids)
             history.text.logprobs.extend(self._logprobs)
@@ -132,9 +132,9 @@ class Tensors:
     """The rows of all tensor ports of one answer."""
 
     def __init__(self) -> None:
-        self._begun: dict[str, bytearray] = {}
+        self._parts: dict[str, bytearray] = {}
         """The parts of a tensor that is not whole yet, by port."""
-        self._cut: set[str] = set()
+        self._cut_ports: set[str] = set()
         """Ports on which a server was lost in the middle of a tensor."""
         self._kinds: dict[str, tuple[int, int]] = {}
         """Element type and width of earlier tensors on each port."""
@@ -142,11 +142,11 @@ class Tensors:
     @property
     def unfinished(self) -> list[str]:
         """Names of the ports with a tensor that is not whole."""
-        return sorted(self._begun)
+        return sorted(self._parts)
 
-    def lost(self) -> None:
+    def note_loss(self) -> None:
         """Note the loss of a server: the next server may send the unfinished tensors from their first part again."""
-        self._cut |= self._begun.keys()
+        self._cut_ports |= self._parts.keys()
 
     def take(self, chunk: chunk_pb2.Chunk) -> NDArray[Any] | None:
         """The rows of a chunk, [count, width]; None until all its parts have come. bfloat16 becomes float32, which has all values of
@@ -162,10 +162,10 @@ class Tensors:
             raise ProtocolError(f"port {port}: rows of another type or width than before")
         if part.total_bytes != math.prod(shape) * dtype.itemsize or part.total_bytes > MAX_TENSOR_BYTES:
             raise ProtocolError(f"port {port}: {part.total_bytes} bytes are not {shape[0]} rows of {shape[1]}, or too many")
-        parts = self._begun.pop(port, bytearray())
-        if not part.offset and port in self._cut:
+        parts = self._parts.pop(port, bytearray())
+        if not part.offset and port in self._cut_ports:
             parts = bytearray()  # The next server sends the tensor again from its first part.
-        self._cut.discard(port)
+        self._cut_ports.discard(port)
         data = part.data  # in a variable, because each access copies all bytes
         if part.offset != len(parts) or part.offset + len(data) > part.total_bytes:
             raise ProtocolError(f"port {port}: a part at byte {part.offset} of {part.total_bytes}, {len(parts)} is next")
@@ -174,7 +174,7 @@ class Tensors:
         if chunk.count != (shape[0] if is_whole else 0):  # The last part alone counts the rows.
             raise ProtocolError(f"port {port}: {shape[0]} rows are not {chunk.count}")
         if not is_whole:
-            self._begun[port] = parts
+            self._parts[port] = parts
             return None
         rows: NDArray[Any] = np.frombuffer(parts, dtype).reshape(shape)
         return _widen(rows) if tensor.element_type == tensor_pb2.ELEMENT_TYPE_BFLOAT16 else rows

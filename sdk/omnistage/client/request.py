@@ -33,14 +33,14 @@ from omnistage.client.options import (
 )
 from omnistage.client.options import DIFFUSION as DIFFUSION
 from omnistage.client.options import Options as Options
-from omnistage.client.reader import MADE
+from omnistage.client.reader import PRODUCTS
 from omnistage.client.routers import MAX_MESSAGE_BYTES
-from omnistage.client.upload import LEAST_BYTES, PORTS, Upload
+from omnistage.client.upload import MIN_BYTES, PORTS, Upload
 from omnistage.client.wording import PYTHON, unknown_options
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 DEFAULT_TIMEOUT_S = 120.0
-MOST_SECONDS = 10**9
+MAX_SECONDS = 10**9
 """The longest time limit, some thirty years. A limit that gRPC's clock cannot hold would count as passed at once."""
 
 MAX_TEXT_CHARACTERS = 1 << 20
@@ -114,7 +114,7 @@ class Request:
         # Raised outside the `except`, or it would refer to the TimeoutError, which keeps the task and with it the media in memory.
         raise limit.passed("its media were not read by then")
 
-    def named(self, error: RequestError) -> RequestError | None:
+    def translate_refusal(self, error: RequestError) -> RequestError | None:
         """The error to raise in place of a server's refusal of a medium; None if no medium was refused. It has the caller's name for the
         medium; the server knows only the medium's number or port. If a field was refused, its name in the text of `error` itself becomes
         the caller's name."""
@@ -206,7 +206,7 @@ def due(request: omni_pb2.GenerateRequest) -> tuple[str, ...]:
     """Names of output ports. An answer in which none of them has an item counts as failed. For a drawing: the ports of pictures, films
     and sounds that the request names. For a text to speak: "audio", unless `outputs` leaves it out. Otherwise empty."""
     if request.HasField("diffusion"):
-        return tuple(port for port in MADE if port in request.outputs)
+        return tuple(port for port in PRODUCTS if port in request.outputs)
     is_to_be_heard = request.thinker.verbatim and (not request.outputs or "audio" in request.outputs)
     return ("audio",) if is_to_be_heard else ()
 
@@ -260,7 +260,7 @@ def _read_medium(read: ReadMedium, place: stage_pb2.Part, media: list[Medium]) -
         place.CopyFrom(part)
         return len(part.media.data)
     if port_number == len(PORTS):
-        raise BadRequestError.of(medium.where, f"is one file above {LEAST_BYTES >> 20} MiB too many; a request has at most {len(PORTS)}")
+        raise BadRequestError.of(medium.field, f"is one file above {MIN_BYTES >> 20} MiB too many; a request has at most {len(PORTS)}")
     place.CopyFrom(part.part(PORTS[port_number]))
     return 0
 
@@ -287,9 +287,9 @@ def checked_seconds(field: str, value: float, *, may_be_0: bool = False) -> floa
     """`value` as a float. Raises BadRequestError if it is no number of seconds to wait. may_be_0: whether 0 is allowed."""
     seconds = plain(value)
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not is_number or not 0 <= seconds <= MOST_SECONDS or (seconds == 0 and not may_be_0):
+    if not is_number or not 0 <= seconds <= MAX_SECONDS or (seconds == 0 and not may_be_0):
         range_words = "from 0, which is never" if may_be_0 else "above 0"
-        bound = f", at most {MOST_SECONDS}" if is_number and seconds > MOST_SECONDS else ""
+        bound = f", at most {MAX_SECONDS}" if is_number and seconds > MAX_SECONDS else ""
         raise BadRequestError.of(field, f"is {show_value(value)}; give a number of seconds {range_words}{bound}")
     return float(seconds)
 

@@ -227,7 +227,7 @@ class Routers:
             self._warn(f"the API key goes to {address} unencrypted: whoever is on the way can read it; use a tunnel, or a trusted network")
         self._warned.add(address)
 
-    def lost(self, address: str) -> None:
+    def note_loss(self, address: str) -> None:
         """Ask the next address from now on. Several calls to one router may all report its loss."""
         if address == self.address:
             self._next = (self._next + 1) % len(self._addresses)

@@ -2,7 +2,7 @@
 
 `LoopThread` runs the sync client's calls on an event loop: one per process, shared by every `Omni`, ended with the last. Every wait here
 has an end. Functions that the garbage collector calls wait for nothing, because it may run on any thread, also on the loop's own, whatever
-locks that thread holds. `beside` runs work that neither an event loop nor the interpreter waits for at its end.
+locks that thread holds. `run_on_thread` runs work that neither an event loop nor the interpreter waits for at its end.
 
 gRPC's threads do not exist in a forked child, so a child cannot use gRPC if its parent has used it: its calls would wait for these
 threads, and objects that it frees would write on the connections of its parent."""
@@ -155,7 +155,7 @@ def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         loop.default_exception_handler(context)
 
 
-async def beside(work: Callable[[], T], name: str) -> T:
+async def run_on_thread(work: Callable[[], T], name: str) -> T:
     """Return or raise the result of `work`, run on a daemon thread of this name. The work goes on if the caller is cancelled."""
     return await asyncio.wrap_future(on_thread(work, name))
 

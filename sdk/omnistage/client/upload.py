@@ -17,7 +17,7 @@ from google.rpc import error_details_pb2, status_pb2
 from omnistage.client.errors import DETAILS_KEY, DOMAIN, BadRequestError
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
-LEAST_BYTES = 16 << 20
+MIN_BYTES = 16 << 20
 """A medium of more bytes is streamed; others are put into the request."""
 
 PORTS = tuple(f"media{number}" for number in range(8))
@@ -31,13 +31,13 @@ ConverseCall = grpc.aio.StreamStreamCall[omni_pb2.ConverseRequest, omni_pb2.Conv
 @dataclass(frozen=True, slots=True)
 class Upload:
     """A medium to be streamed. source: the path of its file, or its bytes. size: in bytes, at the time of the check. use_audio: as in
-    `Video`. where: the caller's name for it."""
+    `Video`. field: the caller's name for it."""
 
     source: Path | bytes
     size: int
     media_type: str
     use_audio: bool
-    where: str
+    field: str
 
     def part(self, port: str) -> stage_pb2.Part:
         """The part of a message that stands for the medium."""
@@ -114,7 +114,7 @@ class Conversing:
     async def _send_all(self) -> None:
         """Send a piece of each file in turn, of no file more than the router allows, and close the files."""
         try:
-            while (waiting := [file for file in self._files if not file.ended]) and not self._over:
+            while (waiting := [file for file in self._files if not file.is_ended]) and not self._over:
                 ready = [file for file in waiting if file.seq < file.room]
                 for file in ready:
                     chunk = await asyncio.to_thread(file.next_chunk)
@@ -144,14 +144,14 @@ class _File:
         self.port = port
         self.seq = 0
         self.room = 0
-        self.ended = False  # whether the last chunk was read
+        self.is_ended = False  # whether the last chunk was read
 
     def next_chunk(self) -> chunk_pb2.Chunk:
         """Read the next chunk. Blocks. Raises BadRequestError."""
         data = self._read(min(PIECE_BYTES, self._upload.size - self._at))
-        self.ended = self._at + len(data) == self._upload.size
+        self.is_ended = self._at + len(data) == self._upload.size
         media = chunk_pb2.MediaChunk(data=data)
-        chunk = chunk_pb2.Chunk(port=self.port, seq=self.seq, first=self._at, count=len(data), last=self.ended, media=media)
+        chunk = chunk_pb2.Chunk(port=self.port, seq=self.seq, first=self._at, count=len(data), last=self.is_ended, media=media)
         self.seq += 1
         self._at += len(data)
         return chunk
@@ -170,9 +170,9 @@ class _File:
                 self._open = source.open("rb")
             data = self._open.read(size)
         except OSError as error:
-            raise BadRequestError.of(self._upload.where, f"cannot read {source}: {error.strerror or error}") from error
+            raise BadRequestError.of(self._upload.field, f"cannot read {source}: {error.strerror or error}") from error
         if len(data) < size:
-            raise BadRequestError.of(self._upload.where, f"{source} got shorter while it was sent")
+            raise BadRequestError.of(self._upload.field, f"{source} got shorter while it was sent")
         return data
 
 

@@ -119,7 +119,7 @@ PYTHON = Wording(
 )
 
 
-SAME = {
+SYNONYMS = {
     "pipeline": ("model", "model_name", "model_id", "engine"),
     "outputs": ("modalities", "return_audio", "output_modalities"),
     "seed": ("random_seed", "manual_seed", "generator", "random_state"),
@@ -157,7 +157,7 @@ SAME = {
 """Other libraries' names of each option."""
 
 OF_CALLS: Mapping[str, str] = {
-    **{other: f"here it is {name}" for name, others in SAME.items() for other in others},
+    **{other: f"here it is {name}" for name, others in SYNONYMS.items() for other in others},
     **dict.fromkeys(("n", "num_return_sequences", "best_of"), "results is how many pictures; for several answers ask several times"),
     **dict.fromkeys(("size", "image_size", "resolution"), "give width and height, in pixels"),
     **dict.fromkeys(
@@ -200,11 +200,11 @@ _NO_TEXT = "no text is made here: leave it out"
 _TEXT = "the text is the first argument, without a name"
 _TEXTS = ("text", "prompt", "prompts", "message", "texts", "input", "inputs", "question", "content", "query")
 _SYSTEM = ("system", "system_prompt", "system_message", "instructions")
-_PICTURES = ("images", *SAME["images"])
+_PICTURES = ("images", *SYNONYMS["images"])
 _OF_TEXT = ("max_tokens", "min_tokens", "stop", "json_schema", "regex", "choice", "temperature", "repetition_penalty")
 
-_DRAWN = {
-    **{other: _NO_TEXT for name in _OF_TEXT for other in SAME[name]},
+_DRAWING_ADVICE = {
+    **{other: _NO_TEXT for name in _OF_TEXT for other in SYNONYMS[name]},
     **dict.fromkeys(_SYSTEM, "say it in the prompt"),
     **dict.fromkeys(_TEXTS, _TEXT),
 }
@@ -212,19 +212,19 @@ _DRAWN = {
 OF_METHODS: Mapping[str, Mapping[str, str]] = {
     "generate": {},
     "say": {
-        **{other: _NO_TEXT for name in _OF_TEXT for other in SAME[name]},
+        **{other: _NO_TEXT for name in _OF_TEXT for other in SYNONYMS[name]},
         **dict.fromkeys(_SYSTEM, "no voice is changed so: leave it out; speed is how fast it speaks"),
         **dict.fromkeys(_TEXTS, _TEXT),
         **dict.fromkeys(_FORMS, "the sound is saved by answer.save('x.mp3'), in the form that the name says"),
     },
-    "draw": {**_DRAWN, **dict.fromkeys(_FORMS, "here it is media_type, such as 'image/png'")},
+    "draw": {**_DRAWING_ADVICE, **dict.fromkeys(_FORMS, "here it is media_type, such as 'image/png'")},
     "film": {
-        **_DRAWN,
+        **_DRAWING_ADVICE,
         **dict.fromkeys(_FORMS, "here it is media_type, such as 'video/mp4'"),
         **dict.fromkeys(_PICTURES, "here it is image, with which it begins"),
     },
     "sound": {
-        **_DRAWN,
+        **_DRAWING_ADVICE,
         **dict.fromkeys(_FORMS, "the sound is saved by answer.save('x.flac'), in the form that the name says"),
         **dict.fromkeys(_PICTURES, "no sound is made from pictures: leave it out"),
     },
@@ -261,14 +261,14 @@ OF_CLIENTS: Mapping[str, str] = {
 """Advice for keywords that `Omni` does not take."""
 
 
-def near(name: str, names: Iterable[str]) -> str:
+def find_similar(name: str, names: Iterable[str]) -> str:
     """The known name whose spelling is most similar; empty: none is similar."""
     return next(iter(difflib.get_close_matches(name, list(names), 1)), "")
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """The end of a message about a name that does not exist: the name that was probably meant; empty: none is similar."""
-    similar = near(name, names)
+    similar = find_similar(name, names)
     return f"; did you mean {similar}?" if similar else ""
 
 
@@ -291,10 +291,10 @@ def unknown_settings(keywords: Collection[str], settings: Collection[str], optio
 def _of_call(name: str, settings: Collection[str], options: Collection[str]) -> str:
     """The option of a call that was meant by a keyword of `Omni`; empty: none. The keyword is the option's name in another library, or is
     spelt more like this option than like any setting."""
-    for option, others in SAME.items():
+    for option, others in SYNONYMS.items():
         if name in others and option in options:
             return option
-    similar = near(name, [*settings, *options])
+    similar = find_similar(name, [*settings, *options])
     return "" if similar in settings else similar
 
 
@@ -305,7 +305,7 @@ def _refusal(opening: str, keywords: Collection[str], names: Collection[str], ad
     def guess(name: str) -> str:
         if name in advice:
             return advice[name]
-        similar = near(name, names)
+        similar = find_similar(name, names)
         return f"did you mean {similar}?" if similar else f"{help_call} tells what there is"
 
     return TypeError("; ".join(f"{opening} {name}: {guess(name)}" for name in sorted(keywords)))
@@ -373,7 +373,7 @@ def _misfit(name: str, signature: inspect.Signature, positionals: Sequence[Any],
 
 def _guess(name: str, names: Sequence[str]) -> str:
     """A hint for a keyword that does not exist: the keyword that was probably meant, or else all keywords of the call."""
-    similar = next((one for one in names if name in SAME.get(one, ())), "") or near(name, names)
+    similar = next((one for one in names if name in SYNONYMS.get(one, ())), "") or find_similar(name, names)
     return f"did you mean {similar}?" if similar else f"it takes {', '.join(names)} alone"
 
 

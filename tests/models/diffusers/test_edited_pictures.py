@@ -117,10 +117,10 @@ async def test_pictures_that_wait_are_bounded_and_let_go(monkeypatch: pytest.Mon
         with pytest.raises(Full, match="wait to be edited"):
             await editor.prepare(request([image]))
         waiting.clear()
-        await until_collected(lambda: editor._held == 0)
+        await until_collected(lambda: editor._held_bytes == 0)
         drawn = await asyncio.gather(*(draw(editor, "bluer", images=(image,)) for _ in range(2)))
         assert all(one.pictures for one in drawn)
-        await until_collected(lambda: editor._held == 0)
+        await until_collected(lambda: editor._held_bytes == 0)
 
 
 async def test_a_pipeline_by_whole_calls_gets_a_picture_as_it_was_sent(tmp_path: Path, seed: int) -> None:

@@ -144,9 +144,9 @@ async def test_a_reader_who_stops_holds_no_decoder(model: DrawnModel[Any], seed:
     prepared, sessions = await model.prepare(request), model.sessions
     artist = model._artist
     assert isinstance(artist, StepDrawing) and artist.memory is not None
-    memory, taken = artist.memory, artist.memory.taken(prepared)
-    memory.budget = taken.total
-    assert 2 * taken.frame > memory.budget
+    memory, taken = artist.memory, artist.memory.estimate(prepared)
+    memory.budget = taken.total_bytes
+    assert 2 * taken.frame_bytes > memory.budget
     async with aclosing(model.draw(prepared, no_inputs(), {"video": 0})) as slow:
         data = [piece.data async for piece in _first(slow)]
         async with asyncio.timeout(100):
@@ -213,7 +213,7 @@ def test_what_decoding_takes_is_known_before_for_any_size(name: str, size: str) 
         with torch.inference_mode(), TensorBytes() as count:
             for frame in painter.shown(latents):
                 assert frame.shape == (side, side, 3)
-        assert 0.95 * count.most <= memory.taken(plan).frame <= 1.4 * count.most
+        assert 0.95 * count.peak_bytes <= memory.estimate(plan).frame_bytes <= 1.4 * count.peak_bytes
 
 
 @lengths.drawn_cells(1, "name", ["wan2.2-t2v", "wan2.2-ti2v"])
@@ -225,18 +225,18 @@ def test_what_a_step_takes_is_known_before(name: str) -> None:
         canvas = painter.canvas(plan, painter.encode(plan), 0)
         with TensorBytes() as count:
             painter.forward([canvas])
-    taken = FilmMemory(painter, 1 << 40).taken(plan)
-    assert 0.8 * count.most <= taken.step <= 2.5 * count.most
+    taken = FilmMemory(painter, 1 << 40).estimate(plan)
+    assert 0.8 * count.peak_bytes <= taken.step_bytes <= 2.5 * count.peak_bytes
 
 
 def test_a_longer_film_takes_no_more_while_it_is_decoded_and_a_larger_one_does() -> None:
     painter = film_painter("wan2.2-t2v", "tiny")
     memory = FilmMemory(painter, 1 << 40)
     short, long, large = (
-        memory.taken(plan_of(painter, **asked)) for asked in ({"frames": 9}, {"frames": 41}, {"frames": 9, "width": 128, "height": 128})
+        memory.estimate(plan_of(painter, **asked)) for asked in ({"frames": 9}, {"frames": 41}, {"frames": 9, "width": 128, "height": 128})
     )
-    assert short.frame == long.frame < large.frame
-    assert short.kept * 11 == long.kept * 3 and long.step > short.step
+    assert short.frame_bytes == long.frame_bytes < large.frame_bytes
+    assert short.film_bytes * 11 == long.film_bytes * 3 and long.step_bytes > short.step_bytes
 
 
 def test_a_whole_film_is_held_where_it_begins_from_a_picture_or_is_decoded_in_tiles() -> None:
@@ -245,7 +245,7 @@ def test_a_whole_film_is_held_where_it_begins_from_a_picture_or_is_decoded_in_ti
     short, long = (plan_of(painter, frames=frames) for frames in (9, 41))
     picture = EditedPicture(64, 64, ())
     for plans in ([replace(plan, images=(picture,)) for plan in (short, long)], [short, long]):
-        first, second = (memory.taken(plan).frame for plan in plans)
+        first, second = (memory.estimate(plan).frame_bytes for plan in plans)
         assert second - first >= 32 * pixels
         painter.pipe.vae.tiled_above = 1
 

@@ -21,7 +21,7 @@ from transformers import Qwen2Tokenizer
 from helpers.drawings import NAMES, checkpoint, writable
 from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.diffusers import folder as folders
-from omnistage.models.diffusers.folder import LIBRARIES, load_processor, quiet, read_index
+from omnistage.models.diffusers.folder import LIBRARIES, load_processor, mute_libraries, read_index
 
 load_pipeline: Callable[[Path, torch.dtype], Any] = folders.load_pipeline
 """Untyped: a pipeline has its parts as attributes, of which its class knows nothing."""
@@ -41,7 +41,7 @@ def test_every_pipeline_is_what_diffusers_itself_loads(subtests: pytest.Subtests
             assert capfd.readouterr() == ("", "")
             parts = read_index(folder).components
             processors = {part: load_processor(folder / part) for part, (_, kind) in parts.items() if kind == "Qwen2VLProcessor"}
-            with quiet():
+            with mute_libraries():
                 wanted = diffusers.DiffusionPipeline.from_pretrained(folder, local_files_only=True, use_safetensors=True, **processors)
             assert type(found) is type(wanted) and found.components.keys() == wanted.components.keys() == parts.keys()
             for part, model in found.components.items():
@@ -87,7 +87,7 @@ def test_a_tokenizer_may_come_as_a_vocabulary_and_merges(tmp_path: Path) -> None
 def test_the_libraries_speak_as_before_afterwards() -> None:
     before = [(library.get_verbosity(), library.is_progress_bar_enabled()) for library in LIBRARIES]
     load_pipeline(checkpoint("qwen-image"), torch.float32)
-    with pytest.raises(ZeroDivisionError), quiet():
+    with pytest.raises(ZeroDivisionError), mute_libraries():
         assert all(library.get_verbosity() == logging.CRITICAL for library in LIBRARIES)
         raise ZeroDivisionError
     assert before == [(library.get_verbosity(), library.is_progress_bar_enabled()) for library in LIBRARIES]

@@ -47,7 +47,7 @@ def planned(device: str = "cpu", size: int = 1, **family: Any) -> MemoryPlan:
 def pair_of(name: str, **family: Any) -> PipelinePair:
     """A painter with a pipeline that was placed so."""
     folder, plan = checkpoint(name), planned(**SMALL, **family)
-    return beside(name, folder, plan.placed(load_pipeline(folder, torch.float32, plan.arguments())), plan.chosen)
+    return beside(name, folder, plan.placed(load_pipeline(folder, torch.float32, plan.arguments())), plan.options)
 
 
 def drawn(pair: PipelinePair, **asked: Any) -> tuple[torch.Tensor, list[Image.Image]]:

@@ -247,7 +247,7 @@ def test_a_mask_is_where_it_is_transparent_or_else_white() -> None:
 
 
 def test_a_kind_is_told_in_words() -> None:
-    assert str(replace(own_options(signature_of, None)[3], least=0, most=3)) == "a whole number from 0 to 3"
+    assert str(replace(own_options(signature_of, None)[3], min_value=0, max_value=3)) == "a whole number from 0 to 3"
 
 
 async def test_a_drawing_with_them_goes_on_elsewhere(seed: int) -> None:

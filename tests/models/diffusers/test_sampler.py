@@ -87,7 +87,7 @@ def test_a_drawing_goes_on_from_what_was_kept_with_the_same_bits(name: str, conf
     while not first.sampler.is_done:
         first.step()
         if first.sampler.step in written.steps:
-            kept.append(written.written([first.sampler.keep(first.latents)]))
+            kept.append(written.write([first.sampler.keep(first.latents)]))
     assert len(kept) == 3
     for count in (1, 2, 3):
         history = np.concatenate(kept[:count])
@@ -161,7 +161,7 @@ def test_the_more_is_remembered_the_fewer_states_are_kept() -> None:
 def test_noise_that_no_generator_draws_is_refused() -> None:
     drawing = ArithmeticPicture("FlowMatchLCMScheduler", {}, 8, 1)
     written = layout(drawing.memory, 8)
-    history = written.written([drawing.sampler.keep(drawing.latents)])
+    history = written.write([drawing.sampler.keep(drawing.latents)])
     written.check(history)
     broken = history.copy()
     broken.reshape(-1)[-NOISE_WORDS:] = 0xFFFFFFFF

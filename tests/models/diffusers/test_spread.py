@@ -24,7 +24,7 @@ from omnistage.models.diffusers import loading
 from omnistage.models.diffusers.folder import load_pipeline
 from omnistage.models.diffusers.loading import load_pictures
 from omnistage.models.diffusers.options import DiffusersOptions
-from omnistage.models.diffusers.placement import PIPELINES, MemoryPlan, cut, place_pipeline, team_of
+from omnistage.models.diffusers.placement import PIPELINES, MemoryPlan, cut_weights, place_pipeline, team_of
 from omnistage.models.interface import BadRequest, DrawRequest, no_inputs
 from omnistage.models.options import LoadOptions
 from omnistage.models.ranks.team import Team
@@ -63,7 +63,7 @@ def pair_of(name: str, size: int = 1, share: str = "") -> Iterator[tuple[Pipelin
     team = team_of(folder, options)
     processes = team.processes if team else ()
     try:
-        yield beside(name, folder, place_pipeline(load_pipeline(folder, torch.float32), memory, team), memory.chosen), team
+        yield beside(name, folder, place_pipeline(load_pipeline(folder, torch.float32), memory, team), memory.options), team
     finally:
         if team:
             team.close()
@@ -91,7 +91,7 @@ def test_two_ranks_draw_what_one_draws(case: str, seed: int) -> None:
 def test_a_part_has_half_of_the_weights_that_are_cut() -> None:
     whole: Any = load_pipeline(checkpoint("qwen-image"), torch.float32)
     part: Any = load_pipeline(checkpoint("qwen-image"), torch.float32)
-    cut(part.transformer, Distributed(1, 2))
+    cut_weights(part.transformer, Distributed(1, 2))
     block, other = whole.transformer.transformer_blocks[0], part.transformer.transformer_blocks[0]
     assert torch.equal(other.attn.to_q.weight, block.attn.to_q.weight[len(block.attn.to_q.weight) // 2 :])
     assert other.attn.to_q.weight.untyped_storage().nbytes() == block.attn.to_q.weight.nbytes // 2

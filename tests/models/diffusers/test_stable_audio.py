@@ -28,7 +28,7 @@ from helpers import lengths
 from helpers.artists import PiecesOfDrawing, check_refused, draw, model_of
 from helpers.moving import letters
 from helpers.painting import CLOSE, apart, pipeline_of
-from omnistage.models.diffusers.folder import load_pipeline, quiet
+from omnistage.models.diffusers.folder import load_pipeline, mute_libraries
 from omnistage.models.diffusers.sounds import Upsampling
 from omnistage.models.interface import Content, DrawRequest, Sound, StepsDone, TensorRows, no_inputs
 
@@ -87,7 +87,7 @@ def stable_audio(place: Path, seed: int, sampler: str = "cosine") -> Path:
         ),
         scheduler=kind(**config),
     )
-    with quiet():
+    with mute_libraries():
         pipe.save_pretrained(place)
     return place
 

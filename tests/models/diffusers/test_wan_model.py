@@ -21,7 +21,7 @@ from helpers.artists import check_refused, draw, jobs_of, model_of, saved
 from helpers.painting import CLOSE, apart
 from helpers.waiting import until_collected
 from helpers.wans import KINDS, photo, pipeline
-from omnistage.models.diffusers.folder import quiet
+from omnistage.models.diffusers.folder import mute_libraries
 from omnistage.models.diffusers.model import DrawnModel
 from omnistage.models.interface import DrawRequest, StepsDone, TensorRows, no_inputs
 
@@ -38,7 +38,7 @@ def folder(kind: str, place: Path, seed: int = 0) -> Path:
     vae = VAE | {"scale_factor_spatial": 16 if kind.startswith("ti2v") else 8}
     boundary = 0.7 if kind in ("t2v", "i2v") else None
     changed: dict[str, Any] = {"vae": vae, "transformer": {"patch_size": (1, 2, 2)}, "boundary_ratio": boundary}
-    with quiet():
+    with mute_libraries():
         pipeline(kind, seed, **changed).save_pretrained(place)
     return place
 

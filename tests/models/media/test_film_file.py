@@ -23,7 +23,7 @@ from omnistage.models.media.film_file import H264, KINDS, VP9, VP9_MP4, FilmKind
 
 Frame = NDArray[np.uint8]
 COLOURS = ((255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (0, 0, 0), (128, 128, 128), (200, 30, 90), (10, 240, 180), (255, 128, 0))
-kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.asked)
+kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.request_type)
 
 
 def moving(count: int, height: int = 48, width: int = 64) -> Iterator[Frame]:
@@ -170,7 +170,7 @@ def test_sound_fits_the_frames_that_are_there(kind: FilmKind) -> None:
     assert begin_s + np.abs(sound[0]).argmax() / 48_000 == pytest.approx(1.0025, abs=0.012)
 
 
-@lengths.drawn_cells(1, "kind", KINDS, ids=lambda kind: kind.asked)
+@lengths.drawn_cells(1, "kind", KINDS, ids=lambda kind: kind.request_type)
 def test_a_long_film_takes_no_more_memory(kind: FilmKind) -> None:
     writer, taken = FilmWriter(kind, 16, 400), []
     for number, frame in enumerate(moving(400, 240, 416), 1):

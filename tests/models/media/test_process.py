@@ -358,7 +358,7 @@ def test_processor_time_ends_it_even_if_its_parent_does_not(film: bytes) -> None
             assert ours.recv(100) == child.READY
             request = {"kind": "video", "ask": asdict(LONG), "limit_s": 0.1 - child.GRACE_S}
             socket.send_fds(ours, [json.dumps(request).encode()], [file.fileno(), file.fileno()])
-            assert ours.recv(100) == child.TAKEN
+            assert ours.recv(100) == child.RECEIPT
             assert process.wait(60) == -signal.SIGPROF
 
 

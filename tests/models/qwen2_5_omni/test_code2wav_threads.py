@@ -64,7 +64,7 @@ async def test_what_is_kept_of_a_speech_does_not_grow(quick: FlowCode2Wav, seed:
             flow.prepare(quick.windows.solver)
             speech.solved(window, flow)
             if number > 50:
-                sizes.add((len(speech._codes), len(speech._before), 0 if speech._left is None else speech._left.nbytes))
+                sizes.add((len(speech._codes), len(speech._before), 0 if speech._state is None else speech._state.nbytes))
     assert len(sizes) <= 6 and max(codes for codes, _, _ in sizes) <= 9 * BLOCK
 
 

@@ -18,9 +18,9 @@ from helpers.checkpoints import change_json
 from omnistage.models.checkpoint.files import check_files
 from omnistage.models.encoders.preparing import Spectrograms, read_pictures
 from omnistage.models.encoders.reader import preprocessing_of
-from omnistage.models.encoders.starting import DECODERS, LEAST_MEDIUM_ROWS, MEDIUM_ROWS, PASS_FRAMES, PASS_PATCHES, PASS_SHARE, Sizes
+from omnistage.models.encoders.starting import DECODERS, MEDIUM_ROWS, MIN_MEDIUM_ROWS, PASS_FRAMES, PASS_PATCHES, PASS_SHARE, Sizes
 from omnistage.models.media.terms import PicturePreprocessing
-from omnistage.models.memory import LEAST_CONTEXT, CacheSize, free_bytes, private_bytes
+from omnistage.models.memory import MIN_CONTEXT, CacheSize, free_bytes, private_bytes
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import AudioConfig, ThinkerConfig, VisionConfig, read_thinker_config
 from omnistage.models.qwen2_5_omni.family import ThinkerOptions
@@ -168,12 +168,12 @@ def test_what_is_free_decides(config: ThinkerConfig) -> None:
     assert tight.cache.kv_bytes == int(0.4 * GIB / 2)
     assert large.cache.context == small.cache.context == config.text.context
     assert tight.cache.context == 4096 < config.text.context and tight.cache.kv_bytes < 8192 * ROW_BYTES
-    assert f"{tight.cache.context} of the {config.text.context}" in tight.why["context"]
+    assert f"{tight.cache.context} of the {config.text.context}" in tight.reasons["context"]
     assert large.feature_bytes == 2 * GIB > small.feature_bytes > tight.feature_bytes > 0
     assert large.pass_patches == PASS_PATCHES["cpu"] > tight.pass_patches and tight.medium_rows == 512
     assert large.medium_rows == MEDIUM_ROWS["cpu"]
     assert large.decoders == DECODERS
-    with pytest.raises(LoadError, match=f"{LEAST_CONTEXT} are the least; free some memory"):
+    with pytest.raises(LoadError, match=f"{MIN_CONTEXT} are the least; free some memory"):
         sizes(config, 10 << 20)
 
 
@@ -206,8 +206,8 @@ def test_a_pass_of_an_encoder_has_the_memory_that_is_told(config: ThinkerConfig,
         assert config.audio.piece <= chosen.pass_frames <= PASS_FRAMES["cpu"]
         patch, frame = config.vision.patch_bytes, config.audio.frame_bytes
         largest = max(chosen.pass_patches * patch, chosen.pass_frames * frame)
-        assert chosen.why["encoder_memory"].startswith(f"{bytes_told(largest)}, for {chosen.pass_patches} patches")
-        least = max(LEAST_MEDIUM_ROWS * config.vision.unit * patch, config.audio.piece * frame)
+        assert chosen.reasons["encoder_memory"].startswith(f"{bytes_told(largest)}, for {chosen.pass_patches} patches")
+        least = max(MIN_MEDIUM_ROWS * config.vision.unit * patch, config.audio.piece * frame)
         assert largest <= max(int(free * PASS_SHARE), least)
     asked = sizes(config, GIB, family={"medium_rows": 4000})
     assert asked.medium_rows == 4000 and asked.pass_patches == 4 * 4000, "whoever asks for more gets it, and is told what it takes"
@@ -233,8 +233,8 @@ def test_what_is_asked_for_is_taken(config: ThinkerConfig) -> None:
 
 
 def test_a_share_of_what_is_free_is_told_and_one_that_is_too_small_refused(config: ThinkerConfig, omni_checkpoint: Path) -> None:
-    assert sizes(config, GIB).why["free_memory"] == "1 GiB after the weights"
-    assert sizes(config, GIB, memory_share=0.25).why["free_memory"] == "1 GiB after the weights, with 0.25 of the memory for this server"
+    alone, shared = (sizes(config, GIB, memory_share=share).reasons["free_memory"] for share in (1.0, 0.25))
+    assert (alone, shared) == ("1 GiB after the weights", "1 GiB after the weights, with 0.25 of the memory for this server")
     told = "kv_cache_bytes 0: room for 0 tokens of one conversation, 1024 are the least; free some memory, or give it a larger memory_share"
     assert told in refused(omni_checkpoint, memory_share=1e-6)
     assert loading_texts("qwen2_5_omni", "thinker", LoadOptions(memory_share=0.25))["memory_share"] == "0.25"

@@ -96,7 +96,7 @@ def test_speeches_at_different_phases_share_steps(wave: CausalCode2Wav, seed: in
     windows.step(jobs)
     for made, own in zip(jobs, alone, strict=True):
         assert made.after is not None and own.after is not None and made.samples is not None and own.samples is not None
-        assert made.after.place == own.after.place and made.after.seen == own.after.seen
+        assert made.after.place == own.after.place and made.after.key_count == own.after.key_count
         assert (made.samples - own.samples).abs().max() <= 1e-5 * own.samples.abs().max()
 
 
@@ -117,7 +117,7 @@ async def test_what_is_kept_of_a_speech_does_not_grow(wave: CausalCode2Wav, seed
         while (step := speech.next()) is not None:
             window, job = step
             wave.windows.step([job])
-            speech.made(window, job)
+            speech.finish(window, job)
         kept.add((len(speech._codes), speech._state.bytes))
     assert max(codes for codes, _ in kept) < max(prepared.schedule.sizes)
     assert len({size for _, size in kept}) == 2, "before the first window, and after it"

@@ -18,7 +18,7 @@ from omnistage.engine.adapter import DrawnItem
 from omnistage.engine.sampler import Draws, Sampler
 from omnistage.engine.types import Item, Sampling
 from omnistage.models.checkpoint.weights import Weights
-from omnistage.models.qwen3_omni.predictor import DRAWN, FrameHead, Predictor, seed_of
+from omnistage.models.qwen3_omni.predictor import PUBLISHED_SAMPLING, FrameHead, Predictor, seed_of
 from omnistage.models.qwen3_omni.talker import TalkerParts, read_parts
 from omnistage.models.qwen3_omni.talker_config import read_talker_config
 
@@ -150,7 +150,7 @@ def test_each_codebook_has_luck_of_its_own(seed: int) -> None:
     own, sample, drawn = source.getrandbits(64), Sampler(), list[list[int]]()
     scores = torch.zeros(frames, ids)
     for seed_of_book in [own, *(seed_of(own, codebook) for codebook in range(books))]:
-        rows = [Draws(DRAWN, seed_of_book) for _ in range(frames)]
+        rows = [Draws(PUBLISHED_SAMPLING, seed_of_book) for _ in range(frames)]
         for step, row in enumerate(rows):
             row.step = step
         tokens = sample(scores, rows, [()] * frames)

@@ -218,7 +218,7 @@ async def test_rows_are_given_to_the_experts_that_transformers_chooses(
         for layer, expected in enumerate(list(there)):
             found = torch.cat(here[layer :: len(gates)])
             assert torch.equal(found > 0, expected > 0), (kind, layer)
-            assert ((found > 0).sum(1) == config.experts.chosen).all()
+            assert ((found > 0).sum(1) == config.experts.experts_per_row).all()
             torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
             with torch.inference_mode():
                 _, weights, chosen = gates[layer](torch.cat(rows[layer :: len(gates)]))

@@ -17,7 +17,7 @@ from helpers import lengths
 from helpers.checkpoints import Weights, change_json, change_weights, changed, in_blocks, linked
 from helpers.omni_reference import Qwen3Reference
 from omnistage.engine.attention import choose_backend
-from omnistage.engine.devices import ALONE, Distributed
+from omnistage.engine.devices import ONE_RANK, Distributed
 from omnistage.engine.results import fixed_results
 from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.encoders.preparing import read_pictures
@@ -231,7 +231,7 @@ def test_a_rank_reads_no_experts_but_its_own(copied: Path, layout: Callable[[Wei
     change_weights(copied, damaged)
     read_decoder(copied, options, first)
     WEIGHTS.read_parts(copied, config, torch.float32, torch.device("cpu"), first)
-    for group in (second, ALONE):
+    for group in (second, ONE_RANK):
         with pytest.raises(BadCheckpoint, match=r"experts.*has numbers that are not finite"):
             read_decoder(copied, options, group)
 

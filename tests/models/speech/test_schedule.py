@@ -59,7 +59,7 @@ def test_windows_are_a_function_of_their_number(profile: str, seed: int) -> None
         for number, window in enumerate(at_once):
             assert window.begin == schedule.begin(number) and not window.begin % BLOCK
             assert window.first == window.begin - window.context and window.context == (CONTEXT * BLOCK if number and window.fresh else 0)
-            assert window.past <= codes and (window.last or (window.ahead == ahead * BLOCK and not window.end % BLOCK))
+            assert window.past <= codes and (window.last or (window.ahead_codes == ahead * BLOCK and not window.end % BLOCK))
             code = source.randrange(window.begin, window.end)
             entry = schedule.entry(code)
             assert at_once[entry].fresh
@@ -73,7 +73,7 @@ def test_without_refreshes_nothing_is_computed_twice_and_a_session_begins_far_en
     source = random.Random(seed)
     for _ in range(60):
         sizes = tuple(sorted(source.randint(1, 9) for _ in range(source.randint(1, 5))))
-        schedule = Schedule(sizes, ahead=0, block=source.randint(1, 3), context=source.randint(1, 40), refresh=0)
+        schedule = Schedule(sizes, ahead_blocks=0, block=source.randint(1, 3), context=source.randint(1, 40), refresh=0)
         codes = source.randint(1, 400)
         windows = all_windows(schedule, codes, [codes])
         assert all(window.first == window.begin and window.fresh == (window.begin == 0) for window in windows)
@@ -115,10 +115,10 @@ def test_who_waits_as_told_never_runs_dry(seed: int, rounds: int) -> None:
 def test_codes_tell_their_pace() -> None:
     arrivals = Arrivals()
     assert arrivals.interval_s == 0
-    arrivals.came(5.0, 3)
+    arrivals.record(5.0, 3)
     assert arrivals.interval_s == 0
-    arrivals.came(5.5, 0)
-    arrivals.came(6.0, 4)
+    arrivals.record(5.5, 0)
+    arrivals.record(6.0, 4)
     assert arrivals.interval_s == 0.25
 
 
@@ -180,7 +180,7 @@ def test_of_an_answer_no_more_is_kept_than_can_be_spoken(opening: Opening) -> No
     opening.take(piece("hidden", 1, last=True))
     opening.take(piece("prompt", 1, last=True))
     opening.take(piece("places", 1, last=True))
-    assert opening.complete and opening.ended and sum(map(len, opening.reply)) == ROOM
+    assert opening.complete and opening.has_ended and sum(map(len, opening.reply)) == ROOM
 
 
 @pytest.mark.parametrize("port", ["prompt", "places"])
@@ -240,8 +240,8 @@ def workers() -> Iterator[list[Worker]]:
 
 
 TRIED: Mapping[str, Schedule] = {
-    Profile.BALANCED: Schedule((1, 2), ahead=1, block=12, context=2, refresh=4),
-    Profile.OFFLINE: Schedule((), ahead=0, block=12, context=2, refresh=4),
+    Profile.BALANCED: Schedule((1, 2), ahead_blocks=1, block=12, context=2, refresh=4),
+    Profile.OFFLINE: Schedule((), ahead_blocks=0, block=12, context=2, refresh=4),
 }
 
 
@@ -258,8 +258,8 @@ def test_windows_are_together_where_that_changes_no_bit(exact: int, workers: lis
     assert set(trial.together["sing"].values()) == {tuple(size for size in sizes if size <= exact)}
     for stage, most in (("read", max(sizes)), ("sing", exact)):
         for shape in trial.together[stage]:
-            assert [trial.most(shape, there) for there in (1, 2, 3, 4, 9)] == [min(most, there) for there in (1, 2, 2, 4, 4)]
-    told = trial.why["batch"]
+            assert [trial.choose_batch_size(shape, there) for there in (1, 2, 3, 4, 9)] == [min(most, there) for there in (1, 2, 2, 4, 4)]
+    told = trial.reasons["batch"]
     shapes = len(trial.together["sing"])
     sung = f"up to {exact} windows together, in {shapes} of {shapes} shapes" if exact > 1 else "one window at a time"
     assert told == f"read: up to 4 windows together, in {shapes} of {shapes} shapes; sing: {sung}: what has the same bits together as alone"
@@ -284,11 +284,11 @@ def test_a_slow_net_computes_one_window_at_a_time(limit: str, workers: list[Work
     monkeypatch.setattr(trial_module, limit, -math.inf)
     trial = trial_of(Sums(4), workers)
     assert {size for sizes in trial.together.values() for size in sizes.values()} == {()} and len(trial.results) == 2 * 3
-    assert trial.why["batch"].startswith("read: one window at a time; sing: one window at a time")
+    assert trial.reasons["batch"].startswith("read: one window at a time; sing: one window at a time")
 
 
 def test_a_shape_without_a_trial_is_computed_alone(workers: list[Worker]) -> None:
-    assert trial_of(Sums(4), workers).most(("read", "never seen"), 9) == 1
+    assert trial_of(Sums(4), workers).choose_batch_size(("read", "never seen"), 9) == 1
 
 
 def test_a_step_that_leaves_nothing_to_a_second_thread_is_not_tried_on_two(workers: list[Worker]) -> None:

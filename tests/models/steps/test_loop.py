@@ -19,7 +19,7 @@ from omnistage.models.steps.orders import Fair, JobWork, Listeners, TooCostly
 from omnistage.models.worker import Worker
 
 LIMIT_S = 60.0
-MOST = 4
+MAX_GROUP = 4
 
 
 class CountedJob:
@@ -100,7 +100,7 @@ class LoopHouse:
 
 @asynccontextmanager
 async def house(
-    order: str, workers: int, steps: Countdown | None = None, *, halved: bool = False, most: int = MOST
+    order: str, workers: int, steps: Countdown | None = None, *, halved: bool = False, most: int = MAX_GROUP
 ) -> AsyncIterator[LoopHouse]:
     steps = steps or Countdown()
     made = [Worker(f"test {number}", 1) for number in range(workers)]
@@ -137,7 +137,7 @@ async def test_every_job_is_stepped_to_its_end(order: str, workers: int, seed: i
         asked = sum(job.asked for job in jobs)
         assert made.loop.load == Load(queued=0, batches=Batches(len(made.steps.groups), asked))
         assert sum(len(group) for group, _ in made.steps.groups) == asked and made.steps.side_by_side <= workers
-        assert max(len(group) for group, _ in made.steps.groups) <= MOST
+        assert max(len(group) for group, _ in made.steps.groups) <= MAX_GROUP
 
 
 async def test_those_who_come_at_one_moment_share_the_first_step(order: str) -> None:

@@ -257,7 +257,7 @@ class StreamWriter(Generic[Message]):
         async with self._lock:
             await self._write(message)
 
-    async def then(self, finish: Callable[[], Awaitable[None]]) -> None:
-        """Call `finish` (a half-close) after all earlier writes."""
+    async def half_close(self, finish: Callable[[], Awaitable[None]]) -> None:
+        """Call `finish`, which half-closes the stream, after all earlier writes."""
         async with self._lock:
             await finish()

@@ -1,7 +1,7 @@
 """gRPC options of every connection, and how a process connects to others and listens for them.
 
 A server's keepalive finds callers that were stopped. It is slow on purpose, because a busy machine answers a ping late. A stage that hangs
-or was stopped is found by its pulse (link/channels.py), which also considers whether there is another replica. So a caller never closes a
+or was stopped is found by its pulse (link/liveness.py), which also considers whether there is another replica. So a caller never closes a
 connection because pings go unanswered, and it hardly pings. Yet even its rare pings set TCP_USER_TIMEOUT: the kernel closes a connection
 whose data is not acknowledged within `keepalive_timeout_ms`, for example because the peer's host is gone. The values belong together: a
 caller that was stopped (SIGSTOP) is found only if `ping_timeout_ms` is set too, and a server without the two tolerant options cuts off
@@ -136,31 +136,31 @@ async def is_taken(address: str) -> bool:
 class ConnectionWatch:
     """Reports when a channel loses its connection, even with no call on it; a context manager.
 
-    gRPC cannot stop watching a state once it has begun. So one task watches the connection, however often `lost` is read.
+    gRPC cannot stop watching a state once it has begun. So one task watches the connection, however often `loss` is read.
     """
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
-        self._lost: asyncio.Task[None] | None = None
+        self._loss: asyncio.Task[None] | None = None
 
     @property
-    def lost(self) -> asyncio.Task[None]:
+    def loss(self) -> asyncio.Task[None]:
         """A task that is done when the present connection is lost; done soon if there is none."""
-        if self._lost is None or self._lost.done():
-            self._lost = asyncio.create_task(self._wait())
-        return self._lost
+        if self._loss is None or self._loss.done():
+            self._loss = asyncio.create_task(self._wait())
+        return self._loss
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection has been lost since `lost` was last read."""
-        return self._lost is not None and self._lost.done()
+        """Whether the connection has been lost since `loss` was last read."""
+        return self._loss is not None and self._loss.done()
 
     def __enter__(self) -> ConnectionWatch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._lost is not None:
-            self._lost.cancel()
+        if self._loss is not None:
+            self._loss.cancel()
 
     async def _wait(self) -> None:
         if self._channel.get_state() is grpc.ChannelConnectivity.READY:

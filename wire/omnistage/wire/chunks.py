@@ -65,11 +65,11 @@ class PortWriter:
         self.port = port
         self.seq = seq
         self.first = first
-        self.ended = is_ended
+        self.is_ended = is_ended
 
     def chunks(self, count: int, content: Content, *, last: bool) -> list[chunk_pb2.Chunk]:
         """Return one chunk, or several for a tensor that travels inline in parts: all but the last part have count 0."""
-        if self.ended:
+        if self.is_ended:
             raise protocol_error(f"output after the last chunk of port {self.port!r}", port=self.port)
         if not isinstance(content, list):
             return [self._chunk(count, last, content)]
@@ -83,7 +83,7 @@ class PortWriter:
             getattr(chunk, _FIELDS[type(payload)]).CopyFrom(payload)
         self.seq += 1
         self.first += count
-        self.ended = last
+        self.is_ended = last
         return chunk
 
 
@@ -96,12 +96,12 @@ class PortReader:
         self.port = port
         self.seq = seq
         self.first = first
-        self.ended = is_ended
+        self.is_ended = is_ended
         self.granted = granted
 
     def accept(self, chunk: chunk_pb2.Chunk) -> None:
         """Count a chunk. Raises PROTOCOL or CREDIT_EXCEEDED for a chunk that may not come now."""
-        if self.ended:
+        if self.is_ended:
             raise protocol_error(f"chunk after the last one of port {self.port!r}", port=self.port)
         if chunk.seq != self.seq or chunk.first != self.first:
             raise protocol_error(
@@ -116,7 +116,7 @@ class PortReader:
             raise protocol_error(f"port {self.port!r}: {chunk.count} items without a payload", port=self.port)
         self.seq += 1
         self.first += chunk.count
-        self.ended = chunk.last
+        self.is_ended = chunk.last
 
 
 class Allowance:
@@ -165,14 +165,14 @@ class Batch:
 
     def __init__(self, *, together: bool) -> None:
         """together: whether the other end takes several chunks in one message; if not, a batch holds one chunk."""
-        self._most = MAX_BATCH if together else 1
+        self._max_chunks = MAX_BATCH if together else 1
         self._chunks: list[chunk_pb2.Chunk] = []
         self._bytes = 0
 
     def add(self, *chunks: chunk_pb2.Chunk) -> bool:
         """Add all of these chunks or none of them. Return whether they were added."""
         size = sum(chunk.ByteSize() for chunk in chunks)
-        if self._chunks and (len(self._chunks) + len(chunks) > self._most or self._bytes + size > MAX_BATCH_BYTES):
+        if self._chunks and (len(self._chunks) + len(chunks) > self._max_chunks or self._bytes + size > MAX_BATCH_BYTES):
             return False
         self._chunks += chunks
         self._bytes += size

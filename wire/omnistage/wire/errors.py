@@ -35,15 +35,15 @@ class Reason:
 
     code: status of a call that ends with it. retry_delay_s: seconds after which asking again makes sense; None: never, or not by waiting.
     another_replica: one replica refuses a session for this reason; another one may take it. passes: the same replica may take it in a
-    moment. reopens: a running session that ends with it can go on elsewhere. behind: a later stage of the route is in trouble, so `passes`
-    and `reopens` hold only for a caller that can choose other replicas for that stage.
+    moment. reopens: a running session that ends with it can go on elsewhere. is_about_later_stage: a later stage of the route is in
+    trouble, so `passes` and `reopens` hold only for a caller that can choose other replicas for that stage.
     """
 
     code: grpc.StatusCode
     another_replica: bool = False
     passes: bool = False
     reopens: bool = False
-    behind: bool = False
+    is_about_later_stage: bool = False
     retry_delay_s: float | None = None
 
 
@@ -54,7 +54,7 @@ REASONS: Mapping[str, Reason] = {
     "PROTOCOL": Reason(grpc.StatusCode.INVALID_ARGUMENT),
     "CREDIT_EXCEEDED": Reason(grpc.StatusCode.RESOURCE_EXHAUSTED),
     "HALF_CLOSED": Reason(grpc.StatusCode.FAILED_PRECONDITION),
-    "STAGE_LOST": Reason(grpc.StatusCode.UNAVAILABLE, passes=True, reopens=True, behind=True, retry_delay_s=1.0),
+    "STAGE_LOST": Reason(grpc.StatusCode.UNAVAILABLE, passes=True, reopens=True, is_about_later_stage=True, retry_delay_s=1.0),
     "REPLAY_EXPIRED": Reason(grpc.StatusCode.ABORTED, another_replica=True, reopens=True),
     "STALE_REFERENCE": Reason(grpc.StatusCode.ABORTED, another_replica=True, reopens=True),
     "REVISION_MISMATCH": Reason(grpc.StatusCode.FAILED_PRECONDITION, another_replica=True),

@@ -154,13 +154,13 @@ class _MoreFields(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """A field that the walk has to look into. most: limit of elements in the whole request; 0: the field does not repeat. size: limit of
-    bytes of one element; 0: none. packed: bytes of an element of a packed field; 0: varints; -1: not packed. inside: if the field is a
+    """A field that the walk has to look into. max_count: limit of elements in the whole request; 0: the field does not repeat. size: limit
+    of bytes of one element; 0: none. packed: bytes of an element of a packed field; 0: varints; -1: not packed. inside: if the field is a
     message, the fields in it to look into, by tag; else None."""
 
     name: str
     full_name: str
-    most: int
+    max_count: int
     size: int
     packed: int
     inside: dict[int, _Field] | None
@@ -217,7 +217,7 @@ def _walk(data: bytes, shape: Mapping[int, _Field], most_fields: int) -> None:
                         raise DecodeError("a field is longer than its message")
                     field = shape.get(tag)
                     if field is not None:
-                        if field.most:
+                        if field.max_count:
                             _count(field, counts, _elements(field, data, at, field_end), outer, name)
                         if field.size and length > field.size:
                             raise TooLarge(_path(outer, name, field), f"at most {field.size} bytes")
@@ -264,21 +264,21 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _elements(field: _Field, data: bytes, start: int, end: int) -> int:
-    """How many elements of a repeated field the bytes from `start` to `end` hold; exact only if it is at most `field.most`."""
+    """How many elements of a repeated field the bytes from `start` to `end` hold; exact only if it is at most `field.max_count`."""
     if field.packed < 0:
         return 1
     if field.packed:
         return (end - start) // field.packed
-    if end - start > _MAX_VARINT_BYTES * field.most:
-        return field.most + 1
+    if end - start > _MAX_VARINT_BYTES * field.max_count:
+        return field.max_count + 1
     return len(data[start:end].translate(None, _HIGH_BYTES))  # Each varint has one byte without the high bit: its last.
 
 
 def _count(field: _Field, counts: dict[str, int], elements: int, outer: list[tuple[int, Mapping[int, _Field], str]], name: str) -> None:
     """Count `elements` elements of a field. Raises TooLarge. counts, outer, name: see `_walk`."""
     total = counts.get(field.full_name, 0) + elements
-    if total > field.most:
-        raise TooLarge(_path(outer, name, field), f"at most {field.most} in all")
+    if total > field.max_count:
+        raise TooLarge(_path(outer, name, field), f"at most {field.max_count} in all")
     counts[field.full_name] = total
 
 

@@ -14,16 +14,16 @@ from fnmatch import fnmatchcase
 import torch
 
 from omnistage.engine.decoder import EMBEDDING, LM_HEAD
-from omnistage.engine.devices import ALONE, Group
+from omnistage.engine.devices import ONE_RANK, Group
 from omnistage.engine.parts import DecoderConfig, ExpertSizes
 from omnistage.models.checkpoint.files import BadCheckpoint, Config
 from omnistage.models.checkpoint.weights import Weights
 from omnistage.models.reports import LoadError
 
-MOST_POSITIONS = 1 << 22
+MAX_POSITIONS = 1 << 22
 """Largest number of positions of a decoder, since each has angles in memory: four times as many as any published decoder has."""
 
-LEAST_THETA = 1
+MIN_THETA = 1
 """Smallest theta. With a smaller theta, later pairs of components would turn faster instead of slower, and with a much smaller theta their
 angles would not be finite."""
 
@@ -54,7 +54,7 @@ def decoder_sizes(config: Config, *, ffn_size: str = "intermediate_size") -> Dec
         query_heads=config.size("num_attention_heads"),
         kv_heads=config.size("num_key_value_heads"),
         vocab_size=config.size("vocab_size"),
-        context=config.size("max_position_embeddings", MOST_POSITIONS),
+        context=config.size("max_position_embeddings", MAX_POSITIONS),
         norm_eps=config.at_least("rms_norm_eps", 0),
         head_size=config.size("head_dim") if config.has("head_dim") else 0,
     )
@@ -69,13 +69,13 @@ def expert_sizes(config: Config, *, normalized: bool, shared: str = "") -> Exper
         raise BadCheckpoint(f"{config.place}: layers without experts are not supported; no published checkpoint has them")
     sizes = ExpertSizes(
         experts=config.size("num_local_experts" if config.has("num_local_experts") else "num_experts"),
-        chosen=config.size("num_experts_per_tok"),
+        experts_per_row=config.size("num_experts_per_tok"),
         size=config.size("moe_intermediate_size"),
         normalized=config.value("norm_topk_prob", bool, normalized),
         shared=config.size(shared) if shared else 0,
     )
-    if sizes.chosen > sizes.experts:
-        raise BadCheckpoint(f"{config.place}: 'num_experts_per_tok' is {sizes.chosen}, of {sizes.experts} experts")
+    if sizes.experts_per_row > sizes.experts:
+        raise BadCheckpoint(f"{config.place}: 'num_experts_per_tok' is {sizes.experts_per_row}, of {sizes.experts} experts")
     return sizes
 
 
@@ -108,7 +108,7 @@ def _read_rope(config: Config, kinds: tuple[str, ...], default_theta: float | No
     kind = rope.value("rope_type", str, "") or rope.value("type", str, kinds[0])
     if kind not in kinds:
         raise BadCheckpoint(f"{config.place}: positions of the type {kind!r} are not supported, only the {kinds[0]} ones")
-    return rope, (rope if rope.has("rope_theta") else config).at_least("rope_theta", LEAST_THETA, default_theta)
+    return rope, (rope if rope.has("rope_theta") else config).at_least("rope_theta", MIN_THETA, default_theta)
 
 
 def attention_biases(config: Config) -> tuple[str, ...]:
@@ -139,7 +139,7 @@ _PARTS = {"gate_proj.weight": ("gate_up_proj", 0), "up_proj.weight": ("gate_up_p
 None: all rows."""
 
 
-def check_experts(weights: Weights, mlp: str, sizes: ExpertSizes, hidden: int, group: Group = ALONE) -> None:
+def check_experts(weights: Weights, mlp: str, sizes: ExpertSizes, hidden: int, group: Group = ONE_RANK) -> None:
     """Raises BadCheckpoint for a missing or misshapen expert of a layer, of any rank. mlp: beginning of the weights' names. hidden: width
     of a row. group: the ranks; weights that other ranks read are reported to `weights.leave`. The number of experts that are stored
     together is checked too, because nothing else would notice a surplus expert."""
@@ -180,7 +180,7 @@ HEAD_PLAN: Plan = {"lm_head": "colwise_gather_output"}
 
 _COLUMNS = ("colwise", "colwise_gather_output")
 _ROWS = "rowwise"
-_WHOLE = "replicated"
+_WHOLE_PREFIX = "replicated"
 """Beginning of the names of styles that leave a weight whole on every rank."""
 
 _EXPERTS = ("grouped_gemm", "ep_dispatch_experts")
@@ -212,7 +212,7 @@ def weights_of_part(weight: Callable[[str], torch.Tensor | None], plan: Plan, gr
     """A function that returns, by the name of a weight, the part that the rank `group.rank` has by the plan; None: there is no such weight,
     or another rank has it. weight: returns whole weights. Raises LoadError for a plan with an unknown style."""
     for pattern, style in plan.items():
-        if style not in (*_COLUMNS, _ROWS, *_EXPERTS) and not style.startswith(_WHOLE):
+        if style not in (*_COLUMNS, _ROWS, *_EXPERTS) and not style.startswith(_WHOLE_PREFIX):
             raise LoadError(f"tensor_parallel_size {group.size}: the plan cuts {pattern} {style!r}, which is not known here")
 
     def part(name: str) -> torch.Tensor | None:
@@ -220,7 +220,7 @@ def weights_of_part(weight: Callable[[str], torch.Tensor | None], plan: Plan, gr
         if tensor is None and name == LM_HEAD:
             tensor = weight(EMBEDDING)  # The logits use the embedding, and each rank computes the logits of some tokens.
         style = next((style for pattern, style in plan.items() if fnmatchcase(name.rpartition(".")[0], pattern)), None)
-        if tensor is None or style is None or style in _EXPERTS or style.startswith(_WHOLE):
+        if tensor is None or style is None or style in _EXPERTS or style.startswith(_WHOLE_PREFIX):
             return tensor
         if style in _COLUMNS:
             return tensor.tensor_split(group.size, 0)[group.rank].clone()  # A view would keep the whole weight in memory.

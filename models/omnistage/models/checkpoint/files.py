@@ -35,7 +35,7 @@ vocabulary and merges."""
 LARGEST_JSON = 64 << 20
 """Largest number of bytes of a JSON file. The index of the largest models has a few million."""
 
-MOST = 1 << 24
+MAX_CONFIG_NUMBER = 1 << 24
 """Largest size or count in a config. No model has so many parts of any kind."""
 
 V = TypeVar("V", int, float, str, bool)
@@ -72,7 +72,7 @@ class Config:
             raise BadCheckpoint(f"{self.place} lacks {name!r}")
         return _of_kind(value, kind, f"{self.place}: {name!r}")
 
-    def size(self, name: str, max_size: int = MOST) -> int:
+    def size(self, name: str, max_size: int = MAX_CONFIG_NUMBER) -> int:
         """The whole number, a size or a count, under a name. Raises BadCheckpoint if it is missing, below 1 or above `max_size`: building a
         model from a huge size would take all memory and time."""
         size = self.value(name, int)
@@ -203,7 +203,7 @@ def json_object(path: Path) -> dict[str, Any]:
     return values
 
 
-SAID = {
+OFFLINE_VARIABLES = {
     **dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"), "1"),
     **dict.fromkeys(("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_IMPLICIT_TOKEN", "DO_NOT_TRACK"), "1"),
     "DIFFUSERS_TRUST_REMOTE_KERNELS": "0",
@@ -234,7 +234,7 @@ _thread = _Thread()
 def say_offline() -> None:
     """Set the variables that keep the libraries of this process and of its children offline, for its whole life. Call this before the
     libraries are imported."""
-    os.environ.update(SAID)
+    os.environ.update(OFFLINE_VARIABLES)
 
 
 @contextmanager
@@ -242,7 +242,7 @@ def offline() -> Iterator[None]:
     """While the context is open, libraries fetch nothing, even libraries that were imported before, and this thread connects to no host."""
     _watch_sockets()
     hub: Any = sys.modules.get("huggingface_hub.constants")
-    old_environment = {name: os.environ.get(name) for name in SAID}
+    old_environment = {name: os.environ.get(name) for name in OFFLINE_VARIABLES}
     old_constants = {} if hub is None else {name: getattr(hub, name) for name in CONSTANTS}
     was_loading, _thread.loads = _thread.loads, True
     try:

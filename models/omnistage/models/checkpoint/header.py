@@ -19,7 +19,7 @@ import torch
 from safetensors import safe_open
 from torch.nn.modules.module import register_module_module_registration_hook, register_module_parameter_registration_hook
 
-from omnistage.models.checkpoint.files import MOST, BadCheckpoint, Config
+from omnistage.models.checkpoint.files import MAX_CONFIG_NUMBER, BadCheckpoint, Config
 
 log = logging.getLogger("omnistage.models.common.header")
 
@@ -142,11 +142,11 @@ MODULES = 64
 
 
 def check_numbers(values: Mapping[str, Any], place: Path) -> None:
-    """Raises BadCheckpoint for a whole number above MOST, because libraries make lists of such a length before they build a module. The
-    base of rotary frequencies is no count, and may be larger. place: file of the values, for the error."""
+    """Raises BadCheckpoint for a whole number above MAX_CONFIG_NUMBER, because libraries make lists of such a length before they build a
+    module. The base of rotary frequencies is no count, and may be larger. place: file of the values, for the error."""
     for field, number in whole_numbers(values):
-        if abs(number) > MOST and not field.endswith("theta'"):
-            raise BadCheckpoint(f"{place}: {field} is {str(number)[:80]}, and {MOST} is the most that anything has")
+        if abs(number) > MAX_CONFIG_NUMBER and not field.endswith("theta'"):
+            raise BadCheckpoint(f"{place}: {field} is {str(number)[:80]}, and {MAX_CONFIG_NUMBER} is the most that anything has")
 
 
 @contextmanager

@@ -217,7 +217,7 @@ def _unpack_compressed(
     return weight
 
 
-NONE: Mapping[str, str] = MappingProxyType({})
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 _OWN_FILES = ("quantize_config.json", "quant_config.json")
 """Files in which GPTQ and AWQ write how they pack weights, in addition to config.json or instead of it."""
@@ -236,7 +236,7 @@ class Weights:
     beginning used here. computed: the type that the model computes in."""
 
     def __init__(
-        self, directory: Path, others: tuple[str, ...] = (), renamed: Mapping[str, str] = NONE, *, computed: torch.dtype = torch.float32
+        self, directory: Path, others: tuple[str, ...] = (), renamed: Mapping[str, str] = NO_NAMES, *, computed: torch.dtype = torch.float32
     ) -> None:
         self.directory = directory
         self._computed = computed
@@ -248,7 +248,7 @@ class Weights:
         """Type and shape of each weight that does not belong to another part, by name."""
         self._checked: set[tuple[str, int | None]] = set()
         """Name and index of each weight that was read."""
-        self._left: set[str] = set()
+        self._foreign_names: set[str] = set()
         """Names of the weights that another process reads."""
         self._packed: Mapping[str, PackedWeight] = {}
 
@@ -321,11 +321,11 @@ class Weights:
     def check_read(self) -> None:
         """Raises BadCheckpoint for a weight that was neither read nor left to other processes, because then the checkpoint belongs to
         another model."""
-        self._check_unexpected(self.header.keys() - {name for name, _ in self._checked} - self._left)
+        self._check_unexpected(self.header.keys() - {name for name, _ in self._checked} - self._foreign_names)
 
     def leave(self, names: Iterable[str]) -> None:
         """Note that another process reads these weights from the same files."""
-        self._left.update(names)
+        self._foreign_names.update(names)
 
     def check_shape(self, name: str, shape: tuple[int, ...]) -> None:
         """Raises BadCheckpoint if this weight is missing or has another shape. It reads only the header; call it before anything of this

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from omnistage.models.diffusers.folder import quiet
+from omnistage.models.diffusers.folder import mute_libraries
 from omnistage.models.diffusers.painter import Canvas, Painter
 from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan
 from omnistage.models.interface import (
@@ -227,17 +227,17 @@ WORD_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """Bytes that films need. kept: for one film as long as it is drawn. step: for a pass, with guidance. frame: for decoding."""
+class MemoryNeed:
+    """Memory for films. film_bytes: for one film while it is drawn. step_bytes: for a pass, with guidance. frame_bytes: for decoding."""
 
-    kept: int
-    step: int
-    frame: int
+    film_bytes: int
+    step_bytes: int
+    frame_bytes: int
 
     @property
-    def total(self) -> int:
+    def total_bytes(self) -> int:
         """The largest number of bytes at one time: a film is not decoded while a pass is computed, because one thread does both."""
-        return self.kept + max(self.step, self.frame)
+        return self.film_bytes + max(self.step_bytes, self.frame_bytes)
 
 
 class FilmMemory:
@@ -246,7 +246,7 @@ class FilmMemory:
     def __init__(self, painter: FilmPainter, budget: int) -> None:
         self._painter, self.budget = painter, budget
 
-    def taken(self, plan: DrawingPlan) -> Taken:
+    def estimate(self, plan: DrawingPlan) -> MemoryNeed:
         """The bytes that the films of a plan need, computed from the sizes of the models."""
         painter, rows = self._painter, 1 if plan.negative is None else 2
         config = painter.pipe.transformer.config
@@ -257,10 +257,10 @@ class FilmMemory:
         # A film from a picture is encoded whole, grey after the picture, and only a whole film can be decoded in tiles.
         is_whole = bool(plan.images) or painter.grid_places(plan) > getattr(vae, "tiled_above", math.inf)
         frames = plan.frames if is_whole else int(painter.pipe.vae_scale_factor_temporal)
-        return Taken(
-            kept=painter.values(plan) * 4 * (COPIES + painter.memory.tensors) * plan.results,
-            step=(painter.tokens(plan) + WORD_TOKENS) * rows * token,
-            frame=constant + place * painter.grid_places(plan) + pixels * frames * FRAME_BYTES,
+        return MemoryNeed(
+            film_bytes=painter.values(plan) * 4 * (COPIES + painter.memory.tensors) * plan.results,
+            step_bytes=(painter.tokens(plan) + WORD_TOKENS) * rows * token,
+            frame_bytes=constant + place * painter.grid_places(plan) + pixels * frames * FRAME_BYTES,
         )
 
     @cached_property
@@ -274,7 +274,7 @@ class FilmMemory:
 
     def check(self, plan: DrawingPlan, limits: DrawingLimits) -> None:
         """Raises BadRequest for a film that needs more memory than the budget; its text says which values fit."""
-        if (total_bytes := self.taken(plan).total) <= self.budget:
+        if (total_bytes := self.estimate(plan).total_bytes) <= self.budget:
             return
         field, advice = self._advice(plan, limits)
         fault = f"{plan.frames} frames of {plan.width}x{plan.height} take {bytes_told(total_bytes)} of memory above the weights"
@@ -289,14 +289,14 @@ class FilmMemory:
         return "width" if plan.width >= plan.height else "height", "ask for fewer pixels"
 
     def _fits(self, plan: DrawingPlan) -> bool:
-        return self.taken(plan).total <= self.budget
+        return self.estimate(plan).total_bytes <= self.budget
 
-    def told(self, plan: DrawingPlan) -> str:
+    def describe(self, plan: DrawingPlan) -> str:
         """The memory that the film of a plan needs, as text."""
-        memory = self.taken(plan)
-        film_text, step_text, frame_text = map(bytes_told, (memory.kept, memory.step, memory.frame))
+        memory = self.estimate(plan)
+        film_text, step_text, frame_text = map(bytes_told, (memory.film_bytes, memory.step_bytes, memory.frame_bytes))
         parts = f"{film_text} as long as it is drawn, {step_text} in a step, {frame_text} while it is decoded"
-        return f"{bytes_told(memory.total)} above the weights ({parts}), and {bytes_told(self.budget)} may be taken"
+        return f"{bytes_told(memory.total_bytes)} above the weights ({parts}), and {bytes_told(self.budget)} may be taken"
 
 
 def budget_of(options: LoadOptions, film_bytes: int) -> int:
@@ -311,21 +311,21 @@ def budget_of(options: LoadOptions, film_bytes: int) -> int:
 def _measure_decoding(vae: Any, height: int, width: int) -> int:
     """The most bytes that tensors take at one time while LATENT_FRAMES latents are decoded. height, width: of these latents. Nothing is
     computed: the tensors are on torch's device `meta`, on which they have sizes only."""
-    with torch.device("meta"), quiet():
+    with torch.device("meta"), mute_libraries():
         empty = type(vae).from_config(vae.config).to(vae.dtype)
         latents = torch.empty(1, vae.config.z_dim, LATENT_FRAMES, height, width, dtype=vae.dtype)
         with TensorBytes() as count:
             for _ in decode_frames(empty, latents):
                 pass
-    return int(count.most)
+    return int(count.peak_bytes)
 
 
 class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # Torch does not say what it is.
-    """Counts the bytes of new tensors, as long as they exist. now: bytes at present. most: the largest number at one time."""
+    """Counts the bytes of new tensors, as long as they exist. current_bytes: at present. peak_bytes: the largest number at one time."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._held, self.now, self.most = dict[int, int](), 0, 0
+        self._storage_bytes, self.current_bytes, self.peak_bytes = dict[int, int](), 0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operation of torch, and counts the tensors that it makes."""
@@ -339,11 +339,11 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # Torch 
         """Count the memory of a tensor. Views share the memory of another tensor: it exists as long as any of them."""
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key not in self._held:
-            self._held[key] = storage.nbytes()
-            self.now += storage.nbytes()
-            self.most = max(self.most, self.now)
+        if key not in self._storage_bytes:
+            self._storage_bytes[key] = storage.nbytes()
+            self.current_bytes += storage.nbytes()
+            self.peak_bytes = max(self.peak_bytes, self.current_bytes)
             finalize(storage, self._let_go, key).atexit = False
 
     def _let_go(self, key: int) -> None:
-        self.now -= self._held.pop(key)
+        self.current_bytes -= self._storage_bytes.pop(key)

@@ -78,7 +78,7 @@ SAFE_WEIGHTS: Mapping[str, Any] = {
     "ignore_mismatched_sizes": True,
 }
 """Wrong shapes are reported by `_check_weights`: the libraries would write most of them to the log."""
-NONE: Mapping[str, Any] = {}
+NO_KEYWORDS: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +127,13 @@ def read_index(folder: Path) -> Index:
 
 
 def load_pipeline(
-    folder: Path, dtype: torch.dtype, arguments: Mapping[str, Mapping[str, Any]] = NONE, other_files: Collection[Path] = ()
+    folder: Path, dtype: torch.dtype, arguments: Mapping[str, Mapping[str, Any]] = NO_KEYWORDS, other_files: Collection[Path] = ()
 ) -> diffusers.DiffusionPipeline:
     """The pipeline on the CPU, with all its weights from the files, as `dtype`. arguments: further ones for loading some models, by part.
     other_files: files that another part of the program reads. Raises BadCheckpoint, with the fault and its place."""
     index = read_index(folder)
-    with quiet():
-        parts = {part: _load_part(folder / part, *kind, dtype, arguments.get(part, NONE)) for part, kind in index.components.items()}
+    with mute_libraries():
+        parts = {part: _load_part(folder / part, *kind, dtype, arguments.get(part, NO_KEYWORDS)) for part, kind in index.components.items()}
         tell_unread(folder, [*weights_of(folder), *other_files])
         for part, tokenizer in parts.items():
             _check_tokens(folder / part, tokenizer, parts.get(part.replace("tokenizer", "text_encoder")))
@@ -150,7 +150,7 @@ def weights_of(folder: Path) -> list[Path]:
 def load_part(folder: Path, part: str, dtype: torch.dtype) -> Any:
     """One part of a pipeline, loaded on the CPU. part: its name in the index. Raises BadCheckpoint."""
     kind = read_index(folder).components[part]
-    with quiet():
+    with mute_libraries():
         return _load_part(folder / part, *kind, dtype)
 
 
@@ -186,7 +186,7 @@ def _find_class(library: str, name: str) -> type | None:
     return value if inspect.isclass(value) else None
 
 
-def _load_part(folder: Path, library: str, name: str, dtype: torch.dtype, arguments: Mapping[str, Any] = NONE) -> Any:
+def _load_part(folder: Path, library: str, name: str, dtype: torch.dtype, arguments: Mapping[str, Any] = NO_KEYWORDS) -> Any:
     """A part, loaded from its folder. library, name: its library and class. arguments: further ones of its loader. Raises BadCheckpoint."""
     if not folder.is_dir():
         raise BadCheckpoint(f"{folder} is missing: give the folder of a complete pipeline of Diffusers")
@@ -379,7 +379,7 @@ def load_processor(folder: Path) -> transformers.ProcessorMixin:
 LIBRARIES: tuple[Any, ...] = (diffusers.utils.logging, transformers.utils.logging)
 
 _lock = threading.RLock()
-"""`quiet` changes the state of the process. So do the libraries while they load: the default dtype, and how weights begin."""
+"""`mute_libraries` changes the state of the process. So do the libraries while they load: the default dtype, and how weights begin."""
 
 
 def silence() -> None:
@@ -389,7 +389,7 @@ def silence() -> None:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def mute_libraries() -> Iterator[None]:
     """Silences both libraries in this context, which one thread at a time enters; afterwards all settings are as before."""
     with _lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")

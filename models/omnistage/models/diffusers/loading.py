@@ -126,18 +126,18 @@ def _load(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel[A
     makes_films = any(port.content is Content.VIDEO for port in artist.ports)
     film_memory, prompt_tokens = getattr(artist, "memory", None), artist.limits.prompt_tokens
     settings = {  # Those with an empty text are left out.
-        "dtype": options.told("dtype", dtype),
+        "dtype": options.describe("dtype", dtype),
         "drawn": "step by step" if isinstance(artist, StepDrawing) else "by whole calls of the pipeline",
         "drawn by default": f"{_size_told(usual_plan)} in {usual_plan.steps} steps with guidance {usual_plan.guidance:g}",
         "latent tokens": f"{step_tokens} in a step, {max_tokens} of all that is drawn at once",
         "words of a prompt": f"the first {prompt_tokens} tokens are drawn" if prompt_tokens else "",
         "options of its own": ", ".join(option.name for option in artist.limits.options),
         "options that it cannot follow": "; ".join(f"{option}: {reason}" for option, reason in unable.items()),
-        "draws": vocabulary.what,
+        "draws": vocabulary.things,
         "files of films": told_kinds() if makes_films else "",
         "kept of encoders": _kept_told(diffusers_options, options),
-        **memory.told(),
-        "memory of the usual film": film_memory.told(usual_plan) if film_memory else "",
+        **memory.describe(),
+        "memory of the usual film": film_memory.describe(usual_plan) if film_memory else "",
         "LoRA": ", ".join(map(str, loras)),
         "LoRA beside the weights, without effect": "; ".join(unused),
     }
@@ -191,7 +191,7 @@ def _make_artist(
     folder: Path, name: str, memory: MemoryPlan, options: LoadOptions, team: Team | None = None, loras: Sequence[Lora] = ()
 ) -> StepDrawing | WholeDrawing:
     """Load the pipeline and its LoRA, and give it its own loop; if there is no loop for it, it is drawn by whole calls."""
-    kind, diffusers_options = PAINTERS.get(read_index(folder).class_name), memory.chosen
+    kind, diffusers_options = PAINTERS.get(read_index(folder).class_name), memory.options
     pipe = load_pipeline(folder, memory.dtype, memory.arguments(), [lora.path for lora in loras])
     add_loras(pipe, loras)
     pipe = place_pipeline(pipe, memory, team)

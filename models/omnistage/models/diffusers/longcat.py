@@ -100,11 +100,11 @@ class LongCatPainter(PicturePainter):
         """The noise that a picture begins with, packed: [1, tokens, 4 * CHANNELS]."""
         _, height, width = conditions.shapes[0]
         shape = (1, CHANNELS, 2 * height, 2 * width)
-        noise = self._drawn(shape, conditions.positive.dtype, generator).to(self.device)
+        noise = self._draw_noise(shape, conditions.positive.dtype, generator).to(self.device)
         packed: Tensor = self.pipe._pack_latents(noise, 1, CHANNELS, 2 * height, 2 * width)
         return packed
 
-    def _drawn(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    def _draw_noise(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
         return torch.randn(shape, generator=generator).to(dtype)
 
     def sigmas(self, steps: int) -> NDArray[np.float64]:
@@ -204,7 +204,7 @@ class LongCatEditPainter(LongCatPainter):
         packed: Tensor = self.pipe._pack_latents(latents, 1, CHANNELS, *latents.shape[2:])
         return packed[0]
 
-    def _drawn(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    def _draw_noise(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=dtype)
 
     def _places(self, row: BatchRow) -> Tensor:

@@ -22,19 +22,19 @@ from safetensors import safe_open
 
 from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.checkpoint.header import check_finite, check_unpacked, weights_in
-from omnistage.models.diffusers.folder import quiet
+from omnistage.models.diffusers.folder import mute_libraries
 from omnistage.models.reports import LoadError
 
-MOST = 16
+MAX_LORAS = 16
 PARTS = ("transformer", "transformer_2")
 """Parts of pipelines of two experts; the first expert is for steps of much noise."""
 WHICH = "the first has the steps of high noise, the second those of low"
 SECOND = "load_into_transformer_2"
 """The name of the second part for Diffusers' loader."""
-MOST_SCALE = 100.0
+MAX_SCALE = 100.0
 DOWN = re.compile(r"[._]lora(_A|_down|\d*\.down|_linear_layer\.down)\b")
 """Matches names of weights that lead from a layer to as many numbers as the rank: the first of a LoRA's two sides, in all spellings."""
-KNOWN = re.compile(
+LORA_WEIGHT = re.compile(
     r"[._]lora(_[AB]|(_|\d*\.|_linear_layer\.)(down|up))(\.\w+)?\.(weight|bias)$|\.lora_magnitude_vector\b|\.alpha$|\.diff(_b)?$"
 )
 """Matches names of everything that a LoRA may hold: two sides, lengths of columns (DoRA as peft writes it), the number that scales a
@@ -83,11 +83,11 @@ def read_loras(text: str) -> tuple[Lora, ...]:
             lora = Lora(Path(path), float(scale), part)
         except ValueError:
             lora = Lora(Path(path), math.nan)  # Refused below.
-        if not path or not abs(lora.scale) <= MOST_SCALE:
-            raise LoadError(f"option lora {word}: give FILE or FILE=SCALE, a number from -{MOST_SCALE:g} to {MOST_SCALE:g}")
+        if not path or not abs(lora.scale) <= MAX_SCALE:
+            raise LoadError(f"option lora {word}: give FILE or FILE=SCALE, a number from -{MAX_SCALE:g} to {MAX_SCALE:g}")
         loras.append(lora)
-    if len(loras) > MOST or len({(lora.path.resolve(), lora.part) for lora in loras}) < len(loras):
-        raise LoadError(f"option lora: give at most {MOST} files, each once")
+    if len(loras) > MAX_LORAS or len({(lora.path.resolve(), lora.part) for lora in loras}) < len(loras):
+        raise LoadError(f"option lora: give at most {MAX_LORAS} files, each once")
     return tuple(loras)
 
 
@@ -103,7 +103,7 @@ def add_loras(pipe: Any, loras: Sequence[Lora]) -> None:
     for name, lora in zip(names, loras, strict=True):
         _check_file(lora.path)
         try:
-            with quiet():
+            with mute_libraries():
                 _load(pipe, lora, name)
         except (BadCheckpoint, MemoryError):
             raise
@@ -163,7 +163,7 @@ def _check_file(path: Path) -> None:
     ranks = frozenset(stored.shape[0] for name, stored in header.items() if DOWN.search(name) and stored.shape)
     if not ranks:
         raise BadCheckpoint(f"{path} is no LoRA: no weight in it is called so, the first is {min(header, default='missing')[:80]}")
-    if unknown := [name for name in header if not KNOWN.search(name)]:
+    if unknown := [name for name in header if not LORA_WEIGHT.search(name)]:
         raise BadCheckpoint(f"{path} has more than a LoRA has, which would be left out: {_list_names(unknown)}; give one without")
     if METADATA in metadata:
         _check_said(path, metadata[METADATA], ranks)
@@ -178,7 +178,7 @@ def _check_said(path: Path, text: str, ranks: frozenset[int]) -> None:
     if not isinstance(metadata, dict):
         raise BadCheckpoint(f"{path}: what it says of itself is no object of JSON")
     for name, value in metadata.items():
-        check = SAID.get(name.rpartition(".")[2])
+        check = METADATA_CHECKS.get(name.rpartition(".")[2])
         if check is not None and not check(value, ranks):
             raise BadCheckpoint(f"{path}: {name[:80]!r} is {str(value)[:80]}, which fits none of its weights")
 
@@ -196,7 +196,7 @@ def _are_names(value: object, ranks: Collection[int]) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) and PLAIN.fullmatch(name) for name in value)
 
 
-SAID: Mapping[str, Any] = {
+METADATA_CHECKS: Mapping[str, Any] = {
     "r": _is_rank,
     "lora_alpha": _is_number,
     "rank_pattern": lambda value, ranks: _by_layer(value, ranks, _is_rank),
@@ -242,7 +242,7 @@ def _load(pipe: Any, lora: Lora, name: str) -> None:
 
 @contextmanager
 def _watch_loader(pipe: Any) -> Iterator[_Reading]:
-    """Within this context the loader's functions note the weights that each model gets, and pass on only metadata in SAID."""
+    """Within this context the loader's functions note the weights that each model gets, and pass on only metadata in METADATA_CHECKS."""
     reading = _Reading()
     models = {part: model for part, model in pipe.components.items() if isinstance(model, torch.nn.Module)}
     methods = [(pipe, "lora_state_dict", _watch_reading(pipe.lora_state_dict, reading))]
@@ -268,7 +268,7 @@ def _watch_reading(published: Callable[..., Any], reading: _Reading) -> Callable
         reading.names.update(weights)
         reading.values.update(map(_digest, weights.values()))
         reading.alphas.update(next((each or {} for each in alphas), {}))
-        safe_metadata = {key: value for key, value in (metadata or {}).items() if key.rpartition(".")[2] in SAID}
+        safe_metadata = {key: value for key, value in (metadata or {}).items() if key.rpartition(".")[2] in METADATA_CHECKS}
         return (weights, *alphas, safe_metadata or None)
 
     return lora_state_dict

@@ -126,8 +126,8 @@ class DrawnModel(Generic[J]):
         self._artist, self._worker, self._decoder, self._info = artist, worker, decoder, info
         self._image_pixels = image_pixels if artist.draws_its_image else UNBOUNDED
         self._max_tokens = max_tokens
-        self._fitting = media_places(1, MAX_FITTING)
-        self._held, self._held_lock = 0, threading.Lock()  # _held: bytes of all decoded pictures that exist.
+        self._fitting_places = media_places(1, MAX_FITTING)
+        self._held_bytes, self._held_lock = 0, threading.Lock()  # _held_bytes: of all decoded pictures that exist.
         self.sessions = Sessions[J](artist, [worker], budget=max_tokens, step_budget=step_tokens, batch=max_batch_size, is_eager=True)
 
     @property
@@ -197,7 +197,7 @@ class DrawnModel(Generic[J]):
         alpha, max_pixels = alpha or bool(self._artist.limits.max_layers), self._image_pixels
         ask = PicturePreprocessing(factor=1, min_pixels=1, max_pixels=max_pixels, alpha=alpha, background=image.background)
         try:
-            async with self._fitting.taken(client):
+            async with self._fitting_places.hold(client):
                 decoded = await self._decoder.picture(image.data, ask, client=client)
                 picture = await asyncio.to_thread(lambda: edit(pillow.fromarray(decoded.pixels)))
         except BadMedia as error:
@@ -212,14 +212,14 @@ class DrawnModel(Generic[J]):
     def _hold(self, picture: EditedPicture) -> None:
         """Count the memory of a picture as long as the picture exists. Raises Full if too much waits already."""
         with self._held_lock:
-            if self._held and self._held + picture.bytes > HELD_BYTES:  # One picture alone is never refused.
-                raise Full(f"{self._held >> 20} MiB of pictures wait to be edited, and {HELD_BYTES >> 20} MiB may")
-            self._held += picture.bytes
+            if self._held_bytes and self._held_bytes + picture.bytes > HELD_BYTES:  # One picture alone is never refused.
+                raise Full(f"{self._held_bytes >> 20} MiB of pictures wait to be edited, and {HELD_BYTES >> 20} MiB may")
+            self._held_bytes += picture.bytes
         weakref.finalize(picture, self._let_go, picture.bytes).atexit = False
 
     def _let_go(self, size: int) -> None:
         with self._held_lock:
-            self._held -= size
+            self._held_bytes -= size
 
     def items(self, prepared: DrawingPlan) -> Mapping[str, int]:
         return self._artist.product.items(prepared)
@@ -262,7 +262,7 @@ class DrawingJob:
     the states that are kept on the way. The images of the plan are dropped once they are encoded."""
 
     def __init__(self, plan: DrawingPlan, ports: Wanted, cost: int, first: int, layout: StateLayout, decoder_share: float = 0.0) -> None:
-        self.plan, self.wanted, self.cost, self.first, self.layout = plan, ports, cost, first, layout
+        self.plan, self.ports, self.cost, self.first, self.layout = plan, ports, cost, first, layout
         self.decoder_share = decoder_share
         self.canvases: list[Canvas] = []
         self.encoded = False
@@ -302,7 +302,7 @@ class StepDrawing:
         return (*self.product.ports, PortSpec(PROGRESS, Content.PROGRESS), keeping)
 
     def job(self, plan: DrawingPlan, ports: Wanted) -> DrawingJob:
-        share = 0.0 if self.memory is None else self.memory.taken(plan).frame / self.memory.budget
+        share = 0.0 if self.memory is None else self.memory.estimate(plan).frame_bytes / self.memory.budget
         return DrawingJob(plan, ports, self.tokens(plan), self.product.first(plan, ports), self._layout(plan), share)
 
     def _layout(self, plan: DrawingPlan) -> StateLayout:
@@ -362,22 +362,22 @@ class StepDrawing:
         for canvas in job.canvases:
             self._painter.advance(canvas)
         sampler, shown = job.canvases[0].sampler, self._progress(job)
-        if self.product.ports[0].name in job.wanted:
+        if self.product.ports[0].name in job.ports:
             shown += self.product.preview(job.canvases[0])
-        if CHECKPOINT in job.wanted and sampler.step in job.layout.steps:
+        if CHECKPOINT in job.ports and sampler.step in job.layout.steps:
             # The rows of earlier steps count too.
-            skipped = max(job.wanted[CHECKPOINT] - job.layout.steps.index(sampler.step) * job.layout.rows, 0)
+            skipped = max(job.ports[CHECKPOINT] - job.layout.steps.index(sampler.step) * job.layout.rows, 0)
             if skipped < job.layout.rows:
-                rows = job.layout.written([canvas.sampler.keep(canvas.latents) for canvas in job.canvases])
+                rows = job.layout.write([canvas.sampler.keep(canvas.latents) for canvas in job.canvases])
                 shown.append(TensorRows(CHECKPOINT, rows[skipped:]))
         return shown
 
     def _progress(self, job: DrawingJob) -> list[Drawn]:
-        return [StepsDone(each.sampler.step, each.sampler.steps) for each in job.canvases[:1] if PROGRESS in job.wanted]
+        return [StepsDone(each.sampler.step, each.sampler.steps) for each in job.canvases[:1] if PROGRESS in job.ports]
 
     def is_done(self, job: DrawingJob) -> bool:
         return job.encoded and all(canvas.is_drawn for canvas in job.canvases)
 
     @torch.inference_mode()
     def decode(self, job: DrawingJob) -> Generator[Drawn, None, None]:
-        yield from self.product.decode(job.plan, job.canvases, job.wanted)
+        yield from self.product.decode(job.plan, job.canvases, job.ports)

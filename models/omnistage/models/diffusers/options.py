@@ -183,18 +183,18 @@ def _is_fit(name: str, value: float) -> bool:
 
 
 MAX_WHAT_CHARACTERS = 100
-MOST_WORDS = 12
+MAX_WORDS = 12
 """The limit of words of one kind that a note names."""
 _WORD = re.compile(r"[^\W\d_]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The words of a checkpoint. what: the things that it draws, as text; empty if it does not say. words: the words that it knows, by
+    """The words of a checkpoint. things: what it draws, as text; empty if it does not say. words: the words that it knows, by
     their subject, first the things that can be drawn, as in {"shape": ["circle", ...], "colour": ["red", ...]}. lower_case: it learned
     small letters only, and gets prompts in them. one_size: it draws well only in its own size."""
 
-    what: str = ""
+    things: str = ""
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     lower_case: bool = False
     one_size: bool = False
@@ -220,16 +220,16 @@ class Vocabulary:
         """Yields notes for the client: its prompt names none of the words, or its size is not the usual. size: width and height to draw."""
         missing = [name for name, words in self.words.items() if not _names_one(prompt, words)]
         if missing:
-            # The first subject is the things that can be drawn, which `what` has named already.
+            # The first subject is the things that can be drawn, which `things` has named already.
             unnamed = "none of them" if missing[0] == next(iter(self.words)) else _none_of(self.words[missing[0]])
-            yield f"this model draws {self.what}; this prompt names {unnamed}"
+            yield f"this model draws {self.things}; this prompt names {unnamed}"
         if self.one_size and size != usual_size:
             yield f"this model was made for {usual_size[0]}x{usual_size[1]} pixels: at other sizes much is misplaced, or missing"
 
 
 def _none_of(words: Sequence[str]) -> str:
     """The part of a note that lists words. It says "none of", which also fits a prompt with a word that the checkpoint does not list."""
-    return f"none of: {', '.join(words[:MOST_WORDS])}{', ...' if len(words) > MOST_WORDS else ''}"
+    return f"none of: {', '.join(words[:MAX_WORDS])}{', ...' if len(words) > MAX_WORDS else ''}"
 
 
 def _names_one(prompt: str, words: Collection[str]) -> bool:

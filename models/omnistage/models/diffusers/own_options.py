@@ -15,8 +15,8 @@ Value = bool | int | float | str
 Range = tuple[float, float]
 
 KINDS: Mapping[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-MOST_COUNT = 1024
-MOST_NUMBER = 1e6
+MAX_COUNT = 1024
+MAX_NUMBER = 1e6
 
 SAID_ELSEWHERE: Mapping[str, str] = {
     "prompt": "prompt",
@@ -47,17 +47,17 @@ SERVERS = frozenset({"self", "return_dict", "callback_steps", "enable_prompt_rew
 
 @dataclass(frozen=True, slots=True)
 class OwnOption:
-    """An option. kind: the type of its values, one of KINDS. least, most: bounds of a number."""
+    """An option. kind: the type of its values, one of KINDS. min_value, max_value: bounds of a number."""
 
     name: str
     kind: type
-    least: float = -MOST_NUMBER
-    most: float = MOST_NUMBER
+    min_value: float = -MAX_NUMBER
+    max_value: float = MAX_NUMBER
 
     def __str__(self) -> str:
         """The permitted values, in words."""
-        bounded = self.kind in (int, float) and (self.least, self.most) != (-MOST_NUMBER, MOST_NUMBER)
-        return f"{KINDS[self.kind]} from {self.least:g} to {self.most:g}" if bounded else KINDS[self.kind]
+        bounded = self.kind in (int, float) and (self.min_value, self.max_value) != (-MAX_NUMBER, MAX_NUMBER)
+        return f"{KINDS[self.kind]} from {self.min_value:g} to {self.max_value:g}" if bounded else KINDS[self.kind]
 
     def read(self, text: str) -> Value:
         """The value that a text states. Raises ValueError for a text that states no permitted value."""
@@ -70,7 +70,7 @@ class OwnOption:
         except ValueError:
             value = float(text)  # A whole number may be written as 2.0.
         # Bounds first: NaN has no whole number, and not every whole number has a float.
-        if not self.least <= value <= self.most or (self.kind is int and value != int(value)):
+        if not self.min_value <= value <= self.max_value or (self.kind is int and value != int(value)):
             _fail(self)
         return self.kind(value)  # type: ignore[no-any-return]
 
@@ -91,11 +91,11 @@ def own_options(call: Callable[..., Any], guidance: str | None, followed: Mappin
         if kind is int:
             default = parameter.default if isinstance(parameter.default, int) else 0
             # No pipeline takes 0 for a count that begins at 1.
-            option = replace(option, least=1 if default > 0 else default, most=max(2 * default, MOST_COUNT))
+            option = replace(option, min_value=1 if default > 0 else default, max_value=max(2 * default, MAX_COUNT))
         if followed is None:
             options.append(option)
         elif name in followed:
-            options.append(replace(option, least=followed[name][0], most=followed[name][1]))
+            options.append(replace(option, min_value=followed[name][0], max_value=followed[name][1]))
     return tuple(options)
 
 

@@ -42,7 +42,7 @@ from omnistage.models.media.terms import BadMedia
 from omnistage.models.memory import TensorCache
 from omnistage.models.steps.session import Product
 
-CUT = "max_sequence_length"
+TOKEN_LIMIT = "max_sequence_length"
 """An option of some pipelines: the number of tokens of a prompt that are drawn."""
 ACTED_ON = re.compile(r"self\.(transformer|vae|text_encoder)\.config(?:\.get\(|, |\.)[\"']?(\w+)")
 
@@ -66,14 +66,14 @@ class Conditions:
 
     positive, negative: [tokens, width], rows of the text encoder; negative is None without guidance. images: [tokens, channels], latents of
     the pictures that are edited, packed as the transformer takes them; for a film, see its painter. shapes: (frames, height, width) in
-    tokens of the result and of each edited picture. seen: [pictures, tokens, width], rows of an encoder of pictures.
+    tokens of the result and of each edited picture. image_rows: [pictures, tokens, width], rows of an encoder of pictures.
     """
 
     positive: Tensor
     negative: Tensor | None
     images: Tensor | None = None
     shapes: tuple[tuple[int, int, int], ...] = ()
-    seen: Tensor | None = None
+    image_rows: Tensor | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -219,7 +219,7 @@ class Painter(ABC):
 
     def words_drawn(self, plan: DrawingPlan) -> int:
         """The number of tokens that the pipeline reads, if a request can set it; else 0."""
-        return int(plan.option(CUT, self._default(CUT))) if CUT in self.follows else 0
+        return int(plan.option(TOKEN_LIMIT, self._default(TOKEN_LIMIT))) if TOKEN_LIMIT in self.follows else 0
 
     @abstractmethod
     def noise(self, plan: DrawingPlan, conditions: Conditions, generator: torch.Generator) -> Tensor:

@@ -271,7 +271,7 @@ PARAMETERS_KEY = "parameters"
 """The keyword of a PNG's text chunk, under which people look for the parameters."""
 DESCRIPTION = 0x010E
 """EXIF's ImageDescription, for the formats that have no such chunk."""
-MOST_SAID = 60_000
+MAX_EXIF_BYTES = 60_000
 """The limit of bytes of the parameters in EXIF, all of them ASCII."""
 SHORT_PROMPT = 2000
 """Characters that stay of a prompt that is too long: at most 12 bytes each."""
@@ -334,7 +334,7 @@ def encode_picture(image: Image, media_type: str, parameter_text: str = "") -> b
 
 def _short(parameter_text: str) -> str:
     """The parameters (JSON), with the prompts cut short if the text would not fit into EXIF, which has 64 KiB."""
-    if len(parameter_text) <= MOST_SAID:
+    if len(parameter_text) <= MAX_EXIF_BYTES:
         return parameter_text
     values = json.loads(parameter_text)
     words = {key: f"{values[key][:SHORT_PROMPT]}..." for key in ("prompt", "negative_prompt") if len(values.get(key, "")) > SHORT_PROMPT}

@@ -37,7 +37,7 @@ from omnistage.models.checkpoint.files import json_object
 from omnistage.models.devices import dtype_of
 from omnistage.models.diffusers.folder import load_part, read_index
 from omnistage.models.diffusers.options import AREA, UNSAID, DiffusersOptions
-from omnistage.models.fetch.disk import OwnFolder
+from omnistage.models.fetch.own_files import OwnFolder
 from omnistage.models.options import LoadOptions
 from omnistage.models.ranks.team import Team
 from omnistage.models.reports import LoadError
@@ -68,7 +68,7 @@ QUANTIZERS: Mapping[str, Quantizer] = {
 class MemoryPlan:
     """The choices for a device. dtype: the type in which the models compute. ranks: number of processes that share the transformer."""
 
-    chosen: DiffusersOptions  # The user's options.
+    options: DiffusersOptions
     device: str
     dtype: torch.dtype
     ranks: int = 1
@@ -95,29 +95,29 @@ class MemoryPlan:
     def tiles_above(self) -> int:
         """Pixels above which a picture is decoded in tiles; 0: never. Decoding needs memory for every pixel, on a GPU that holds weights
         and other drawings too: a picture larger than the usual might not fit. A CPU has room, so it avoids the seams of tiles."""
-        if self.chosen.vae_tiling_above != UNSAID:
-            return self.chosen.vae_tiling_above
+        if self.options.vae_tiling_above != UNSAID:
+            return self.options.vae_tiling_above
         return 0 if self.device == "cpu" else AREA
 
     @property
     def settings(self) -> str:
         """The choices as text for the revision of a model; empty if nothing was chosen."""
-        words = [self.chosen.offload, self.chosen.storage, self.chosen.quantization]
+        words = [self.options.offload, self.options.storage, self.options.quantization]
         if self.tiles_above:
             words.append(f"tiles above {self.tiles_above}")
         if self.ranks > 1:
-            words.append(f"{self.ranks} ranks {self.chosen.context_parallel}")
+            words.append(f"{self.ranks} ranks {self.options.context_parallel}")
         return " ".join(filter(None, words))
 
-    def told(self) -> dict[str, str]:
+    def describe(self) -> dict[str, str]:
         """The choices by name, as text for people."""
-        offload, weight_type = self.chosen.offload, self.chosen.storage or self.chosen.quantization
+        offload, weight_type = self.options.offload, self.options.storage or self.options.quantization
         place = {"": self.device, "group": "CPU", "disk": "disk", "model": "CPU"}[offload]
         weights = f"{weight_type} in the transformer" if weight_type else "as computed (default)"
         tiles = f"of more than {self.tiles_above} pixels" if self.tiles_above else "never"
-        tiles += " (default)" if self.chosen.vae_tiling_above == UNSAID else ""
+        tiles += " (default)" if self.options.vae_tiling_above == UNSAID else ""
         offload_text = f" (offload {offload})" if offload else " (default)"
-        share = "tokens" if self.chosen.context_parallel else "weights"
+        share = "tokens" if self.options.context_parallel else "weights"
         return {
             "ranks": f"{self.ranks}, each with a part of the {share} of the transformer" if self.ranks > 1 else "1 (default)",
             "weights": f"{weights}, on the {place}{offload_text}",
@@ -126,7 +126,7 @@ class MemoryPlan:
 
     def arguments(self) -> Mapping[str, Mapping[str, Any]]:
         """The arguments for loading the parts of a pipeline, by part."""
-        if not self.chosen.quantization:
+        if not self.options.quantization:
             return {}
         quantization = self._quantization()
         return {name: {"quantization_config": quantization} for name in DENOISERS}
@@ -135,14 +135,14 @@ class MemoryPlan:
         """The pipeline, loaded on the CPU, placed as the plan says. Raises LoadError if it lacks a part for that."""
         parts: Mapping[str, Any] = pipe.components
         inner = [parts[name] for name in DENOISERS if parts.get(name) is not None]
-        if not inner and (self.chosen.offload or self.chosen.storage or self.chosen.quantization):
+        if not inner and (self.options.offload or self.options.storage or self.options.quantization):
             raise LoadError(f"{self.settings}: {type(pipe).__name__} has none of {', '.join(DENOISERS)}; leave it out")
-        if self.chosen.storage:
+        if self.options.storage:
             for model in inner:
-                model.enable_layerwise_casting(storage_dtype=getattr(torch, self.chosen.storage), compute_dtype=self.dtype)
-        if self.chosen.offload in ("group", "disk"):
+                model.enable_layerwise_casting(storage_dtype=getattr(torch, self.options.storage), compute_dtype=self.dtype)
+        if self.options.offload in ("group", "disk"):
             self._offload(pipe)
-        elif self.chosen.offload == "model":
+        elif self.options.offload == "model":
             pipe.enable_model_cpu_offload(device=self.device)
         else:
             pipe.to(self.device)
@@ -156,7 +156,7 @@ class MemoryPlan:
         for name, part in parts.items():
             if isinstance(part, torch.nn.Module) and name not in offload_parts:
                 part.to(self.device)
-        folder = self._folder(pipe) if self.chosen.offload == "disk" else None
+        folder = self._folder(pipe) if self.options.offload == "disk" else None
         for name, part in offload_parts.items():
             offload_options: dict[str, Any] = {"onload_device": torch.device(self.device), "offload_device": torch.device("cpu")}
             if folder is not None:
@@ -169,13 +169,13 @@ class MemoryPlan:
                 else:  # The search for groups of blocks does not find its layers, and the request decides which of them are used.
                     apply_group_offloading(part, offload_type="leaf_level", **offload_options)
             except (OSError, SafetensorError) as error:
-                raise LoadError(f"offload {self.chosen.offload}: weights cannot be written to {folder}: {error}") from error
+                raise LoadError(f"offload {self.options.offload}: weights cannot be written to {folder}: {error}") from error
 
     def _folder(self, pipe: diffusers.DiffusionPipeline) -> Path:
         """Make a new folder for weights: files of another process would be used as its own. It is removed with the pipeline or, after a
         kill, by the next process."""
         try:
-            folder = OwnFolder("offload", Path(self.chosen.offload_folder) if self.chosen.offload_folder else None)
+            folder = OwnFolder("offload", Path(self.options.offload_folder) if self.options.offload_folder else None)
         except OSError as error:
             raise LoadError(f"offload disk: no folder can be made: {error}; choose another one with offload_folder") from error
         weakref.finalize(pipe, folder.remove)
@@ -184,10 +184,10 @@ class MemoryPlan:
     def _tile(self, pipe: Any) -> None:
         """Decode large pictures in tiles; by default not films that are decoded frame by frame, which need no more memory."""
         vae: Any = getattr(pipe, "vae", None)
-        if not self.tiles_above or (isinstance(vae, diffusers.AutoencoderKLWan) and self.chosen.vae_tiling_above == UNSAID):
+        if not self.tiles_above or (isinstance(vae, diffusers.AutoencoderKLWan) and self.options.vae_tiling_above == UNSAID):
             return
         if not hasattr(vae, "use_tiling"):
-            if self.chosen.vae_tiling_above != UNSAID:
+            if self.options.vae_tiling_above != UNSAID:
                 raise LoadError(f"option vae_tiling_above {self.tiles_above}: {type(pipe).__name__} does not decode in tiles; leave it out")
             return
         side = next(getattr(pipe, name) for name in ("vae_scale_factor", "vae_scale_factor_spatial") if hasattr(pipe, name))
@@ -196,7 +196,7 @@ class MemoryPlan:
 
     def _check_quantizer(self) -> None:
         """Raises LoadError if the chosen quantization needs a package that is not installed, or a GPU."""
-        name, quantizer = self.chosen.quantization, QUANTIZERS[self.chosen.quantization]
+        name, quantizer = self.options.quantization, QUANTIZERS[self.options.quantization]
         if not _is_there(quantizer.module):
             raise LoadError(f"quantization {name}: its package is not installed: pip install {quantizer.package}")
         if self.device == "cpu" and not quantizer.cpu:
@@ -205,7 +205,7 @@ class MemoryPlan:
 
     def _quantization(self) -> Any:
         """The quantization for the loader of Diffusers. Raises LoadError for a package that is installed and cannot be imported."""
-        name = self.chosen.quantization
+        name = self.options.quantization
         try:
             if name == "torchao_int8":
                 return diffusers.TorchAoConfig(importlib.import_module("torchao.quantization").Int8WeightOnlyConfig())
@@ -325,9 +325,9 @@ def place_pipeline(pipe: Any, memory: MemoryPlan, team: Team | None) -> Any:
     """A pipeline that was loaded on the CPU, moved to where it computes; with several ranks, together with the others. Raises LoadError."""
     if team is None:
         return memory.placed(pipe)
-    sharing = memory.ranks if memory.chosen.context_parallel else 1
+    sharing = memory.ranks if memory.options.context_parallel else 1
     if sharing == 1:
-        cut(pipe.transformer, team.group)
+        cut_weights(pipe.transformer, team.group)
     memory.placed(pipe)
     team.connect(torch.device(memory.device), met=partial(share_tokens, pipe.transformer, sharing))
     Spread(pipe.transformer, team, sharing)
@@ -359,11 +359,11 @@ def read_part(folder: Path, options: LoadOptions, group: Group) -> FollowerOfDra
     transformer = load_part(folder, TRANSFORMER, getattr(torch, dtype))
     shares = bool(DiffusersOptions.from_settings(dict(options.family)).context_parallel)
     if not shares:
-        cut(transformer, group)
+        cut_weights(transformer, group)
     return FollowerOfDrawing(transformer.to(options.device), group.size if shares else 1)
 
 
-def cut(transformer: Any, group: Group) -> None:
+def cut_weights(transformer: Any, group: Group) -> None:
     """Keep only the rank's part of the weights that the plan of Diffusers names; other weights stay whole."""
     plan: Mapping[str, str] = type(transformer)._tp_plan
     part = weights_of_part(transformer.state_dict().get, plan, group)

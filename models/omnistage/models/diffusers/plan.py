@@ -29,7 +29,7 @@ GUIDES = {
     "control_image": "what the picture keeps to: give a picture that shows it",
 }
 """Fields of pictures that only some pipelines take; these pipelines always need them. Each has a text that explains it."""
-NOTHING = DrawRequest(seed=0, prompt="")
+EMPTY_REQUEST = DrawRequest(seed=0, prompt="")
 MIDDLE = 128
 """A level of a channel: from this level on it counts as white, and as opaque."""
 SMALLEST_S = 1.0
@@ -340,7 +340,7 @@ def _check_known(request: DrawRequest, limits: DrawingLimits, name: str) -> None
         "begin_s": limits.begins,
     }
     for field, is_known in support.items():
-        if getattr(request, field) != getattr(NOTHING, field) and not is_known:
+        if getattr(request, field) != getattr(EMPTY_REQUEST, field) and not is_known:
             raise _bad(field, f"{name} knows none: leave it out")
 
 

@@ -16,17 +16,17 @@ from torch import Tensor
 
 from omnistage.models.diffusers.options import AREA
 from omnistage.models.diffusers.own_options import Range
-from omnistage.models.diffusers.painter import CUT, BatchRow, Canvas, Conditions, Painter, linear_shift, pad_texts, with_images
+from omnistage.models.diffusers.painter import TOKEN_LIMIT, BatchRow, Canvas, Conditions, Painter, linear_shift, pad_texts, with_images
 from omnistage.models.diffusers.pictures import PicturePainter
 from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan, in_shape
 from omnistage.models.diffusers.sampling import StepCache, min_steps
 
-MOST_TOKENS = 1024
+MAX_TOKENS = 1024
 """The limit of tokens of a prompt, without its template. A drawing may get less, see DrawingLimits.prompt_tokens."""
 SEEN_AREA = 384 * 384
 """Pixels of a picture that EditPlus shows its text encoder; its transformer gets AREA pixels."""
-MOST_IMAGES = 8
-LAYERS, MOST_LAYERS = 4, 16
+MAX_IMAGES = 8
+LAYERS, MAX_LAYERS = 4, 16
 SIDES = (640, 1024)
 """Layered was trained for pictures of as many pixels as squares of these sides have."""
 LAYERED_SHIFT_TOKENS = 256
@@ -35,7 +35,7 @@ LAYERED_SHIFT_TOKENS = 256
 class QwenImagePainter(PicturePainter):
     """Draws from words alone; the base of the other three."""
 
-    follows: ClassVar[Mapping[str, Range]] = {CUT: (1, MOST_TOKENS)}
+    follows: ClassVar[Mapping[str, Range]] = {TOKEN_LIMIT: (1, MAX_TOKENS)}
 
     def _own_limits(self) -> DrawingLimits:
         """The limits of the pipeline, with the defaults of the published model."""
@@ -47,11 +47,11 @@ class QwenImagePainter(PicturePainter):
             guidance=4.0,
             negative=" ",
             min_steps=min_steps(self.pipe.scheduler),
-            prompt_tokens=self._default(CUT),
+            prompt_tokens=self._default(TOKEN_LIMIT),
         )
 
     def text_tokens(self, text: str) -> tuple[int, int]:
-        return len(self.counting(text)["input_ids"]), MOST_TOKENS
+        return len(self.counting(text)["input_ids"]), MAX_TOKENS
 
     def _shape(self, width: int, height: int) -> tuple[int, int, int]:
         """The shape of a picture of these pixels in tokens: frames, height and width."""
@@ -75,8 +75,8 @@ class QwenImagePainter(PicturePainter):
 
     def _encoded(self, text: str, plan: DrawingPlan, **pictures: Any) -> Tensor:
         """The rows of the text encoder for a text, [tokens, width]. pictures: those that it sees too; then no text is cut. Without the
-        argument CUT `encode_prompt` would read twice as many words as the pipeline does."""
-        cut_option = {} if pictures else {CUT: self.words_drawn(plan)}
+        argument TOKEN_LIMIT `encode_prompt` would read twice as many words as the pipeline does."""
+        cut_option = {} if pictures else {TOKEN_LIMIT: self.words_drawn(plan)}
         rows: Tensor = self.pipe.encode_prompt(text, **cut_option, **pictures)[0][0]
         return rows
 
@@ -119,11 +119,11 @@ class QwenImagePainter(PicturePainter):
             encoder_hidden_states_mask=mask,
             img_shapes=[list(row.canvas.conditions.shapes) for row in rows],
             return_dict=False,
-            **self._more(len(rows)),
+            **self._extra_arguments(len(rows)),
         )[0]
         return list(torch.split(output[:, : rows[0].canvas.latents.shape[1]], 1))
 
-    def _more(self, count: int) -> dict[str, Tensor]:
+    def _extra_arguments(self, count: int) -> dict[str, Tensor]:
         """Further arguments of the transformer, for `count` rows."""
         return {}
 
@@ -205,7 +205,7 @@ class QwenImageEditPlusPainter(QwenImageEditPainter):
     """Edits several pictures; the result has the shape of the last one."""
 
     def _own_limits(self) -> DrawingLimits:
-        return replace(super()._own_limits(), images=(1, MOST_IMAGES))
+        return replace(super()._own_limits(), images=(1, MAX_IMAGES))
 
     def text(self, plan: DrawingPlan, text: str) -> Tensor:
         return self._encoded(text, plan, image=[image.resized[1] for image in plan.images])
@@ -219,10 +219,10 @@ class QwenImageEditPlusPainter(QwenImageEditPainter):
 class QwenImageLayeredPainter(_FromPictures):
     """Takes a picture apart into layers with transparency. The latents have one frame more: the whole picture, which comes first."""
 
-    follows: ClassVar[Mapping[str, Range]] = {CUT: (1, MOST_TOKENS), "cfg_normalize": (0, 1)}
+    follows: ClassVar[Mapping[str, Range]] = {TOKEN_LIMIT: (1, MAX_TOKENS), "cfg_normalize": (0, 1)}
 
     def _own_limits(self) -> DrawingLimits:
-        return replace(super()._own_limits(), width=0, height=0, images=(1, 1), layers=LAYERS, max_layers=MOST_LAYERS, sides=self._sides())
+        return replace(super()._own_limits(), width=0, height=0, images=(1, 1), layers=LAYERS, max_layers=MAX_LAYERS, sides=self._sides())
 
     def _sides(self) -> tuple[int, ...]:
         """The sides that may be asked for, in pixels, in proportion to the area that was chosen."""
@@ -264,7 +264,7 @@ class QwenImageLayeredPainter(_FromPictures):
         """The shift for the picture that is taken apart, which is as large as each layer."""
         return float((math.prod(self._shape(plan.width, plan.height)) / LAYERED_SHIFT_TOKENS) ** 0.5)
 
-    def _more(self, count: int) -> dict[str, Tensor]:
+    def _extra_arguments(self, count: int) -> dict[str, Tensor]:
         return {"additional_t_cond": torch.zeros(count, dtype=torch.long, device=self.device)}
 
     def guided(self, positive: Tensor, negative: Tensor, canvas: Canvas) -> Tensor:

@@ -207,9 +207,9 @@ def _refill(value: Any, shape: torch.Size, tensors: Iterator[Tensor]) -> Any:
 
 
 CHECKPOINT = "checkpoint"
-MOST_STATES = 3
+MAX_STATES = 3
 """How many states of one picture are kept, at most."""
-MOST_WORDS = 1 << 18
+MAX_WORDS = 1 << 18
 """How many words all checkpoints of a session have together, at most; a word takes up to five bytes of a message."""
 NOISE_WORDS = NOISE_BYTES // 4
 
@@ -224,7 +224,7 @@ class StateLayout:
         words = values * (1 + memory.tensors) + self._noise
         picture_rows = -(-words // width)
         self.rows, self._picture_words = picture_rows * plan.results, picture_rows * width
-        count = 0 if plan.step_cache else min(MOST_STATES, MOST_WORDS // (self.rows * width), plan.steps - 1)
+        count = 0 if plan.step_cache else min(MAX_STATES, MAX_WORDS // (self.rows * width), plan.steps - 1)
         self.steps = tuple(-(-plan.steps * number // (count + 1)) for number in range(1, count + 1))
         """The steps after which states are kept, evenly spread. With a step cache, whose memory is not kept, there are none."""
 
@@ -245,7 +245,7 @@ class StateLayout:
                 except RuntimeError as error:
                     raise BadRequest("resume.history", f"port {CHECKPOINT!r} has noise that no generator draws: {error}") from None
 
-    def written(self, states: Sequence[SamplerState]) -> NDArray[np.uint32]:
+    def write(self, states: Sequence[SamplerState]) -> NDArray[np.uint32]:
         """The states after one step, one for each picture that is drawn, as rows: [rows, width]."""
         words = np.zeros((self._pictures, self._picture_words), np.uint32)
         for row, state in zip(words[-len(states) :], states, strict=True):
@@ -298,7 +298,7 @@ class Residuals:
 @dataclass(slots=True)
 class _Pass:
     """One pass of several rows. lengths: number of tokens of each row without its padding, which comes last; None: all. base: the rows
-    after the first block. added, changes: the sum that the first block added to each row, and its change. kept: numbers of the rows that go
+    after the first block. added, changes: the sum that the first block added to each row, and its change. kept_numbers: of the rows that go
     through the other blocks. reused: the other rows, each with its change. computed: the new first and rest of the kept rows."""
 
     residuals: Sequence[Residuals]  # One for each row.
@@ -306,13 +306,13 @@ class _Pass:
     base: Tensor | None = None
     added: list[Tensor] = field(default_factory=list)
     changes: list[float] = field(default_factory=list)
-    kept: list[int] = field(default_factory=list)
+    kept_numbers: list[int] = field(default_factory=list)
     reused: list[tuple[Residuals, float]] = field(default_factory=list)
     computed: list[tuple[Residuals, Tensor, Tensor]] = field(default_factory=list)
 
     @property
     def is_whole(self) -> bool:
-        return len(self.kept) == len(self.residuals)
+        return len(self.kept_numbers) == len(self.residuals)
 
 
 class StepCache:
@@ -370,7 +370,7 @@ class StepCache:
             change = residuals.change(batch.added[row]) if residuals.threshold else float("inf")
             batch.changes.append(change)
             if not change < residuals.threshold:  # This also holds for a change that is no number.
-                batch.kept.append(row)
+                batch.kept_numbers.append(row)
         return output
 
     def _run_other(self, batch: _Pass, is_last: bool, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -378,7 +378,7 @@ class StepCache:
         count = len(batch.residuals)
         rows = args[0] if args else kwargs["hidden_states"]
         text_rows = kwargs.get("encoder_hidden_states")
-        if batch.kept:
+        if batch.kept_numbers:
             # Between the first block and the last there are only the kept rows.
             picked = [self._pick_rows(batch, place, value, count) for place, value in enumerate(args)]
             output = forward(*picked, **{name: self._pick_rows(batch, name, value, count) for name, value in kwargs.items()})
@@ -392,18 +392,18 @@ class StepCache:
     def _pick_rows(self, batch: _Pass, place: str | int, value: Any, count: int) -> Any:
         """An argument of a block, for the kept rows alone. place: its position or name. count: number of all rows."""
         has_rows = place in (0, "hidden_states", "encoder_hidden_states") or place in self._batched
-        if batch.is_whole or not isinstance(value, Tensor) or not has_rows or len(value) == len(batch.kept):
+        if batch.is_whole or not isinstance(value, Tensor) or not has_rows or len(value) == len(batch.kept_numbers):
             return value
-        index = torch.tensor(batch.kept, device=value.device)
+        index = torch.tensor(batch.kept_numbers, device=value.device)
         # An argument with two entries for each row has all first entries before all second ones.
         return value[index if len(value) == count else torch.cat([index, index + count])]
 
     def _join_rows(self, batch: _Pass, rows: Tensor) -> Tensor:
         """All rows after the last block. rows: its result, the kept rows. Other rows get the sum of their last whole step."""
         assert batch.base is not None
-        all_rows, kept_rows = batch.base.clone(), iter(rows if batch.kept else ())
+        all_rows, kept_rows = batch.base.clone(), iter(rows if batch.kept_numbers else ())
         for row, (residuals, length) in enumerate(zip(batch.residuals, batch.lengths, strict=True)):
-            if row in batch.kept:
+            if row in batch.kept_numbers:
                 all_rows[row] = next(kept_rows)
                 if residuals.threshold:
                     batch.computed.append((residuals, batch.added[row].clone(), (all_rows[row] - batch.base[row])[:length].clone()))

@@ -30,7 +30,7 @@ from omnistage.models.interface import (
 )
 
 AUDIO, LATENTS = "audio", "latents"
-FIRST_LATENTS, MOST_LATENTS = 8, 64
+FIRST_LATENTS, MAX_LATENTS = 8, 64
 """Latents decoded at once: few at first, so that sound begins early; then twice as many each time, as each time costs an overlap."""
 
 
@@ -140,7 +140,7 @@ class SoundPieces:
                 if not torch.isfinite(samples).all():
                     raise Failed("the VAE makes no number of the sound: with these weights it cannot be drawn")
                 yield np.ascontiguousarray(samples[:, max(begin - first, 0) :].clamp(-1, 1).T.cpu().numpy())
-            first, count = piece_end, min(2 * count, MOST_LATENTS)
+            first, count = piece_end, min(2 * count, MAX_LATENTS)
 
     def _part(self, latents: Tensor, first: int, end: int) -> Tensor:
         """The samples from `first` to before `end`, [channels, samples], from the latents that they depend on."""

@@ -26,14 +26,14 @@ from torch import Tensor
 from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.diffusers.films import FilmPainter, decode_frames
 from omnistage.models.diffusers.own_options import Range
-from omnistage.models.diffusers.painter import CUT, BatchRow, Canvas, Conditions
+from omnistage.models.diffusers.painter import TOKEN_LIMIT, BatchRow, Canvas, Conditions
 from omnistage.models.diffusers.placement import is_tiled
 from omnistage.models.diffusers.plan import MAX_SIDE, DrawingLimits, DrawingPlan, EditedPicture, in_shape
 from omnistage.models.diffusers.sampling import StepCache, min_steps
 from omnistage.models.interface import BadRequest
 from omnistage.models.media.terms import BadMedia
 
-MOST_TOKENS = 512
+MAX_TOKENS = 512
 RATE_HZ, EXPANDED_RATE_HZ = 16.0, 24.0
 """Frames a second, as published: no file says it. The second rate is for TI2V."""
 MAX_FRAMES = 1024
@@ -56,7 +56,7 @@ class WanPainter(FilmPainter):
             *("vae.z_dim", "vae.scale_factor_spatial", "vae.scale_factor_temporal"),
         )
     )
-    follows: ClassVar[Mapping[str, Range]] = {CUT: (1, MOST_TOKENS)}
+    follows: ClassVar[Mapping[str, Range]] = {TOKEN_LIMIT: (1, MAX_TOKENS)}
 
     def __init__(self, pipe: Any, *others: Any) -> None:
         """Raises BadCheckpoint for parts that do not fit each other."""
@@ -129,7 +129,7 @@ class WanPainter(FilmPainter):
         return self._adds_channels and self.pipe.transformer.config.image_dim is not None
 
     def text_tokens(self, text: str) -> tuple[int, int]:
-        return len(self.counting(prompt_clean(text))["input_ids"]), MOST_TOKENS
+        return len(self.counting(prompt_clean(text))["input_ids"]), MAX_TOKENS
 
     def tokens(self, plan: DrawingPlan) -> int:
         patch: Sequence[int] = self.pipe.transformer.config.patch_size
@@ -200,7 +200,7 @@ class WanPainter(FilmPainter):
             mask[:, -1, -1] = 1
         return mask
 
-    def _seen(self, plan: DrawingPlan) -> Tensor:
+    def _encode_images(self, plan: DrawingPlan) -> Tensor:
         """The rows of the encoder of pictures: [pictures, tokens, width]."""
         images, encoder = [image.resized[1] for image in plan.images], self.pipe.image_encoder
         inputs = self.pipe.image_processor(images=images, do_resize=False, do_center_crop=False, return_tensors="pt").to(self.device)
@@ -217,8 +217,8 @@ class WanPainter(FilmPainter):
         latents = self._pictures.get((plan.sources, plan.width, plan.height, plan.frames), partial(self._latents_of, plan))
         if self._adds_channels:
             latents = torch.cat([self._mask(latents, len(plan.images)), latents], dim=1)
-        image_rows = self._pictures.get(plan.sources, partial(self._seen, plan)) if self._sees else None
-        return Conditions(positive, negative, latents, seen=image_rows)
+        image_rows = self._pictures.get(plan.sources, partial(self._encode_images, plan)) if self._sees else None
+        return Conditions(positive, negative, latents, image_rows=image_rows)
 
     def text(self, plan: DrawingPlan, text: str) -> Tensor:
         """The rows of a text, [tokens, width], with zeros after the words, as the transformer looks at these too. It calls the pipeline
@@ -264,7 +264,7 @@ class WanPainter(FilmPainter):
     def velocities(self, rows: Sequence[BatchRow]) -> list[Tensor]:
         """The transformer's output for each row, in the shape of its latents. All rows of a pass are for one transformer."""
         transformer, _ = self._expert(rows[0].canvas)
-        image_rows = [row.canvas.conditions.seen for row in rows]
+        image_rows = [row.canvas.conditions.image_rows for row in rows]
         output = transformer(
             hidden_states=torch.cat([self._input(row.canvas) for row in rows]).to(self.dtype),
             timestep=torch.stack([self._times(row.canvas) for row in rows]),

@@ -54,7 +54,7 @@ class CallJob:
     job has seen. results: its results, once the call has ended."""
 
     def __init__(self, plan: DrawingPlan, ports: Wanted) -> None:
-        self.plan, self.wanted = plan, ports
+        self.plan, self.ports = plan, ports
         self.call: PipelineCall | None = None
         self.place = 0
         self.step = 0
@@ -302,7 +302,7 @@ class WholeDrawing:
             job.results = call.results[job.place * count : (job.place + 1) * count]
             return []
         job.step = call.step
-        return [StepsDone(call.step, call.steps)] if PROGRESS in job.wanted else []
+        return [StepsDone(call.step, call.steps)] if PROGRESS in job.ports else []
 
     def is_done(self, job: CallJob) -> bool:
         return job.results is not None
@@ -319,7 +319,7 @@ class WholeDrawing:
 
     def decode(self, job: CallJob) -> Generator[Drawn, None, None]:
         assert job.results is not None
-        yield from self.product.decode(job.plan, job.results, job.wanted)
+        yield from self.product.decode(job.plan, job.results, job.ports)
 
 
 REST_S = 5.0

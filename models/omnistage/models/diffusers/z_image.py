@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from omnistage.models.diffusers.own_options import Range
-from omnistage.models.diffusers.painter import CUT, BatchRow, Canvas, Conditions, linear_shift
+from omnistage.models.diffusers.painter import TOKEN_LIMIT, BatchRow, Canvas, Conditions, linear_shift
 from omnistage.models.diffusers.pictures import PicturePainter
 from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan
 from omnistage.models.diffusers.sampling import StepCache, min_steps
 
-MOST_TOKENS = 512
+MAX_TOKENS = 512
 """The limit of tokens of a prompt with its template, as in the pipeline."""
 PAD = 32
 """The transformer rounds numbers of tokens up to a multiple of this number."""
@@ -23,7 +23,7 @@ PAD = 32
 class ZImagePainter(PicturePainter):
     """Draws from words alone; pictures of any sizes share a pass."""
 
-    follows: ClassVar[Mapping[str, Range]] = {CUT: (1, MOST_TOKENS), "cfg_normalization": (0, 1), "cfg_truncation": (0, 1)}
+    follows: ClassVar[Mapping[str, Range]] = {TOKEN_LIMIT: (1, MAX_TOKENS), "cfg_normalization": (0, 1), "cfg_truncation": (0, 1)}
 
     def _own_limits(self) -> DrawingLimits:
         """The limits of the pipeline. The table of places in the transformer limits the sides."""
@@ -42,7 +42,7 @@ class ZImagePainter(PicturePainter):
     def text_tokens(self, text: str) -> tuple[int, int]:
         """The number of tokens of a text in its template, and its limit: the pipeline's, or the transformer's places for words."""
         placed = (self.pipe.transformer.axes_lens[0] - 2) // PAD * PAD
-        return len(self._ids(self.counting, text)), min(MOST_TOKENS, placed)
+        return len(self._ids(self.counting, text)), min(MAX_TOKENS, placed)
 
     def tokens(self, plan: DrawingPlan) -> int:
         height, width = self._latent_size(plan)

@@ -249,7 +249,7 @@ def turn_heads(x: torch.Tensor, turn: Turn) -> torch.Tensor:
     return (float_x * cos + torch.cat((-second_half, first_half), -1) * sin).to(x.dtype)
 
 
-MOST_ROWS = 1 << 14
+MAX_ROWS = 1 << 14
 """Largest number of rows of equally long segments in one call of attention, to bound its memory."""
 
 
@@ -268,7 +268,7 @@ class Segments:
         out = torch.empty(len(query), query.shape[1] * query.shape[2], dtype=query.dtype, device=query.device)
         outs = torch.split(out, self.lengths)
         for length, indices in self._indices_by_length.items():
-            call_size = max(MOST_ROWS // length, 1)
+            call_size = max(MAX_ROWS // length, 1)
             for first in range(0, len(indices), call_size):
                 call_indices = indices[first : first + call_size]
                 queries, keys, values = (torch.stack([part[index] for index in call_indices]).transpose(1, 2) for part in parts)

@@ -27,7 +27,7 @@ RENAMED = {
 }
 """Beginning of a weight's name in Transformers 5 -> its beginning in the published checkpoints."""
 
-MOST_SOUND_POSITIONS = 1 << 16
+MAX_SOUND_POSITIONS = 1 << 16
 """Largest number of positions of a sound encoder, because each has a row in memory."""
 
 FRAMES_HZ = 100.0
@@ -99,7 +99,7 @@ def audio_sizes(config: Config) -> dict[str, int]:
         "ffn_size": config.size("encoder_ffn_dim"),
         "heads": config.size("encoder_attention_heads"),
         "mel_bins": config.size("num_mel_bins"),
-        "positions": config.size("max_source_positions", MOST_SOUND_POSITIONS),
+        "positions": config.size("max_source_positions", MAX_SOUND_POSITIONS),
         "output_size": config.size("output_dim"),
     }
 
@@ -173,14 +173,14 @@ class PromptRows(ABC):
 
     def _text(self, token_ids: NDArray[np.int64]) -> None:
         if len(token_ids):
-            self.add(token_ids, self._counted(len(token_ids)))
+            self.add(token_ids, self._count_positions(len(token_ids)))
 
     def _medium(self, extent: MediumExtent) -> None:
         """Add the rows of one medium."""
         if extent.grid is None:
-            self.run(*self.heard(extent.sound))
+            self.run(*self.make_sound_run(extent.sound))
         elif not extent.sound:
-            self.run(*self.seen(extent))
+            self.run(*self.make_picture_run(extent))
         else:
             self.film_with_sound(extent)
 
@@ -188,15 +188,15 @@ class PromptRows(ABC):
     def film_with_sound(self, extent: MediumExtent) -> None:
         """Add the rows of a film and its sound, mixed by time, with the marks around the sound."""
 
-    def heard(self, rows: int) -> Run:
+    def make_sound_run(self, rows: int) -> Run:
         """The ids and positions of the rows of a sound. rows: their number."""
-        return np.full(rows, self._sizes.ids.audio), self._counted(rows)
+        return np.full(rows, self._sizes.ids.audio), self._count_positions(rows)
 
-    def _counted(self, rows: int) -> NDArray[np.int64]:
+    def _count_positions(self, rows: int) -> NDArray[np.int64]:
         """The next positions of `rows` rows, equal on all axes and growing by one, [3, rows]."""
         return np.broadcast_to(np.arange(rows) + self.next, (3, rows))
 
-    def seen(self, extent: MediumExtent) -> Run:
+    def make_picture_run(self, extent: MediumExtent) -> Run:
         """The ids and positions of the rows of a picture, or of a film without its sound."""
         grid, config = extent.grid, self._sizes
         assert grid is not None

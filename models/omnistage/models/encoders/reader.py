@@ -181,7 +181,7 @@ class MediaReader:
             self._read_now[medium.digest] = own_reading = _Reading()
             places = self._film_places if medium.kind == "video" else self._other_places
             try:
-                async with places.taken(medium.client):
+                async with places.hold(medium.client):
                     features = await self._read(medium, most_rows)
                 self._cache.keep(medium.digest, features)
                 return features

@@ -15,9 +15,9 @@ import torch
 
 from omnistage.engine.adapter import TokenHead
 from omnistage.engine.decoder import PackedDecoder
-from omnistage.engine.devices import ALONE, Group
+from omnistage.engine.devices import ONE_RANK, Group
 from omnistage.engine.engine import Engine
-from omnistage.engine.linear import WHOLE, LinearMaker, build_exact, whole
+from omnistage.engine.linear import WHOLE_PRODUCT, LinearMaker, build_exact, make_whole
 from omnistage.engine.memory import PAGE_ROWS, page_bytes
 from omnistage.engine.parts import DecoderConfig
 from omnistage.models.checkpoint.files import BadCheckpoint, name_of
@@ -58,7 +58,7 @@ PASS_SHARE = 0.1
 MEDIUM_ROWS = {"cpu": 2048, "cuda": 16384}
 """Largest number of tokens of one picture or film. Attention takes time by the square of the number of patches, so a CPU gets fewer."""
 
-LEAST_MEDIUM_ROWS = 64
+MIN_MEDIUM_ROWS = 64
 PASS_PATCHES = {"cpu": 8192, "cuda": 65536}
 PASS_FRAMES = {"cpu": 8192, "cuda": 65536}
 """Largest number of spectrogram frames in a pass; a second of sound has a hundred."""
@@ -73,7 +73,7 @@ DECODERS = 3
 class Sizes:
     """The sizes of a Thinker with encoders. cache: of keys and values. batch_rows: rows that a step may have. medium_rows: tokens that one
     picture or film may have. pass_patches, pass_frames: bounds of a pass of the picture encoder and of the sound encoder. feature_bytes:
-    bytes of kept features. decoders: number of processes that decode. why: name of each setting -> its reason, for the user."""
+    bytes of kept features. decoders: number of processes that decode. reasons: name of each setting -> its reason, for the user."""
 
     cache: CacheSize
     batch_rows: int
@@ -82,12 +82,12 @@ class Sizes:
     pass_frames: int
     feature_bytes: int
     decoders: int
-    why: dict[str, str]
+    reasons: dict[str, str]
 
     @classmethod
     def choose(cls, config: MediaSizes, thinker_options: ThinkerOptions, options: LoadOptions, cache: CacheSize) -> Self:
         """Choose the sizes. thinker_options: sizes that the user asked for. cache: the size of keys and values, chosen before."""
-        kind, free, reasons = options.device.partition(":")[0], cache.free, dict(cache.why)
+        kind, free, reasons = options.device.partition(":")[0], cache.free, dict(cache.reasons)
         patch_bytes, frame_bytes, pass_bytes = config.vision.patch_bytes, config.audio.frame_bytes, int(free * PASS_SHARE)
         pass_rows = pass_bytes // patch_bytes // config.vision.unit
         medium_rows = min(thinker_options.medium_rows or _medium_rows(MEDIUM_ROWS[kind], pass_rows), cache.context)
@@ -112,7 +112,7 @@ class Sizes:
 def _medium_rows(max_rows: int, room: int) -> int:
     """Number of tokens that one medium may have: `max_rows`, or if a pass has memory for fewer tokens (`room`), a power of two, as for a
     context that does not fit."""
-    return max_rows if room >= max_rows else max(power_of_two(room), LEAST_MEDIUM_ROWS)
+    return max_rows if room >= max_rows else max(power_of_two(room), MIN_MEDIUM_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class ThinkerWeights(Generic[Sized]):
     decoder: Callable[[Weights, Sized, torch.dtype, torch.device, Group], PackedDecoder]
     encoders: Callable[[Weights, Sized, torch.dtype, torch.device, LinearMaker], tuple[VisionEncoder, AudioEncoder]]
 
-    def read_parts(self, folder: Path, config: Sized, dtype: torch.dtype, device: torch.device, group: Group = ALONE) -> ThinkerParts:
+    def read_parts(self, folder: Path, config: Sized, dtype: torch.dtype, device: torch.device, group: Group = ONE_RANK) -> ThinkerParts:
         """The parts of one rank: its part of the decoder, and the whole encoders. Raises BadCheckpoint for a weight that is missing or that
         no part reads, ValueError for a misshapen weight."""
         with Weights(folder, self.others, RENAMED, computed=dtype) as weights:
@@ -210,7 +210,7 @@ class Ready:
         dtype, device = choose_dtype(options), torch.device(options.device)
         torch.set_num_threads(options.threads)
         preparation = Preparation.of(folder, config)
-        parts = weights.read_parts(folder, config, dtype, device, ALONE if team is None else team.group)
+        parts = weights.read_parts(folder, config, dtype, device, ONE_RANK if team is None else team.group)
         if team is not None:
             team.connect(device)
         # The ranks on a CPU share its memory.
@@ -231,7 +231,7 @@ class Ready:
             constraints=FORMS,
             settings={
                 **started.settings,
-                **sizes.why,
+                **sizes.reasons,
                 "products of the encoders": parts.products,
                 "encoders": "several media in one pass" if together else "one piece of a medium in a pass",
             },
@@ -277,7 +277,7 @@ def _build_encoders(
     if device.type == "cpu":
         return build_exact(build, dtype, device)
     # A medium that is alone in its pass has the same bits every time, so no backend need be tried; and large products suit a GPU.
-    return build(whole), WHOLE.name
+    return build(make_whole), WHOLE_PRODUCT.name
 
 
 def weights_below(weights: Weights, prefix: str, dtype: torch.dtype, device: torch.device) -> Need:
@@ -304,13 +304,13 @@ def encoded_rows(parts: ThinkerParts, colours: Normalization) -> tuple[bool, lis
     sounds = [torch.from_numpy(random.standard_normal((frames, ears.mel_bins), np.float32)) for frames in frame_counts]
     with torch.inference_mode():
         single_rows = [*_encode_each(picture_pass(parts.vision, colours), pictures), *_encode_each(sound_pass(parts.audio), sounds)]
-        joint_rows = [*picture_pass(parts.vision, colours)(pictures, _nothing), *sound_pass(parts.audio)(sounds, _nothing)]
+        joint_rows = [*picture_pass(parts.vision, colours)(pictures, _do_nothing), *sound_pass(parts.audio)(sounds, _do_nothing)]
     return all(map(torch.equal, single_rows, joint_rows)), single_rows
 
 
 def _encode_each(encode: Pass[Slice], slices: Sequence[Slice]) -> list[torch.Tensor]:
-    return [encode([one], _nothing)[0] for one in slices]
+    return [encode([one], _do_nothing)[0] for one in slices]
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Does nothing; it is the call between layers of these passes."""

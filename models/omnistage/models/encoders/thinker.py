@@ -117,7 +117,7 @@ class MediaThinker(EngineThinker[PreparedConversation]):
             with refuse_unfit("thinker"):
                 # Without the rows of the media: faults of the request itself are reported before anything is read.
                 max_items = min(request.max_tokens, self._context - len(prompt_ids))
-                self.engine.check(self._asked(request, grammar, Prompt.of_tokens(prompt_ids), max_items, said_ids=said_ids))
+                self.engine.check(self._make_request(request, grammar, Prompt.of_tokens(prompt_ids), max_items, said_ids=said_ids))
         parts = _media(request.turns)
         streamed = [part for part in parts if isinstance(part, Streamed)]
         files = self._spool.files(streamed, lambda part: self.reader.most_bytes(part.kind), request.client)
@@ -129,7 +129,7 @@ class MediaThinker(EngineThinker[PreparedConversation]):
 
     # The run ---------------------------------------------------------------------------------------------------------------------------
 
-    async def _begun(
+    async def _begin(
         self, prepared: PreparedConversation, inputs: AsyncIterator[Piece], ports: Wanted
     ) -> tuple[AnswerAssembler, SequenceRequest]:
         """See EngineThinker. It reads the media first, and waits for streamed media."""
@@ -139,7 +139,7 @@ class MediaThinker(EngineThinker[PreparedConversation]):
     def _assemble(
         self, prepared: PreparedConversation, features: Sequence[Features], ports: Wanted
     ) -> tuple[AnswerAssembler, SequenceRequest]:
-        """Lay out the prompt, and return what `_begun` returns. features: of the media, in order. Raises BadRequest."""
+        """Lay out the prompt, and return what `_begin` returns. features: of the media, in order. Raises BadRequest."""
         request, said_ids = prepared.request, prepared.said_ids
         extents = [each.extent for each in features]
         layout = self.lay_out(prepared.prompt_ids, extents)
@@ -162,7 +162,7 @@ class MediaThinker(EngineThinker[PreparedConversation]):
         with refuse_unfit("thinker"):
             prompt = Prompt(layout.ids[:, None], _given_vectors(layout, features), layout.positions, layout.delta, request.scope.encode())
             taps_from = answer.first_slot
-            engine_request = self._asked(request, prepared.grammar, prompt, answer.items, said_ids=said_ids, taps_from=taps_from)
+            engine_request = self._make_request(request, prepared.grammar, prompt, answer.items, said_ids=said_ids, taps_from=taps_from)
         return answer, engine_request
 
     async def _read(self, prepared: PreparedConversation, inputs: AsyncIterator[Piece]) -> list[Features]:
@@ -172,7 +172,7 @@ class MediaThinker(EngineThinker[PreparedConversation]):
         async with prepared.files as files:
             await files.take_all(inputs)
             media = [
-                part if isinstance(part, RequestMedium) else self._of_spooled(files.whole[part.port], prepared.request)
+                part if isinstance(part, RequestMedium) else self._of_spooled(files.complete_media[part.port], prepared.request)
                 for part in prepared.media
             ]
             self._unread += 1

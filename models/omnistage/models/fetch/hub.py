@@ -25,7 +25,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from omnistage.models.checkpoint.files import json_object
-from omnistage.models.fetch.disk import hold_lock
+from omnistage.models.fetch.own_files import hold_lock
 from omnistage.models.fetch.packages import file_sha256, size_of
 from omnistage.models.reports import FetchError, ShowProgress, bytes_told
 
@@ -52,7 +52,7 @@ from huggingface_hub.utils import build_hf_headers, tqdm, validate_repo_id
 
 T = TypeVar("T")
 
-WANTED = (
+FILE_PATTERNS = (
     *("*.safetensors", "*.json", "*.jinja", "*.tiktoken"),
     *("*vocab.txt", "*merges.txt", "*spiece.model", "*tokenizer.model", "*spk_dict.pt"),
 )
@@ -386,7 +386,7 @@ def _find_cached(name: HubName, *, needs_list: bool = False) -> Path | None:
     """The folder of a name in the cache; None: a file is missing, by the cache's list of the commit's files. The cache may have no such
     list. Then the indices of weights and parts decide, or with needs_list the result is None. The hub is not asked."""
     try:
-        folder = Path(snapshot_download(name.repository, revision=name.revision, allow_patterns=list(WANTED), local_files_only=True))
+        folder = Path(snapshot_download(name.repository, revision=name.revision, allow_patterns=list(FILE_PATTERNS), local_files_only=True))
         tree = get_cached_repo_tree(name.repository, revision=folder.name)
     except LocalEntryNotFoundError:
         return None
@@ -434,7 +434,7 @@ def _counting_bar(report: Callable[[int], None]) -> type[tqdm]:
 
 
 def _is_wanted(path: str) -> bool:
-    return any(fnmatchcase(path, pattern) for pattern in WANTED)
+    return any(fnmatchcase(path, pattern) for pattern in FILE_PATTERNS)
 
 
 def _is_weights(file: RemoteFile) -> bool:

@@ -30,7 +30,7 @@ from tempfile import TemporaryDirectory, TemporaryFile
 from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
 
-from omnistage.models.fetch.disk import hold_lock
+from omnistage.models.fetch.own_files import hold_lock
 from omnistage.models.reports import FetchError, ShowProgress, bytes_told, show_nothing
 
 MANIFEST = "manifest.json"

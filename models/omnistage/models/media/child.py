@@ -46,7 +46,7 @@ MESSAGE_BYTES = 1 << 16
 READY, UNCONFINED = b"ready", b"unconfined"
 """The words by which the process says that it can take a medium: UNCONFINED if the kernel has no filter of calls, else READY."""
 
-TAKEN = b"taken"
+RECEIPT = b"taken"
 """The word by which the process says that it has taken a medium. For faults after it, the medium is to blame."""
 
 FILES = 32
@@ -66,7 +66,7 @@ def serve(channel: socket.socket, limits: MediaLimits, *, confined: bool) -> Non
         message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
         if not message:
             return
-        os.write(channel.fileno(), TAKEN)
+        os.write(channel.fileno(), RECEIPT)
         request = json.loads(message)
         _allow(request["limit_s"] + GRACE_S)
         with os.fdopen(descriptors[0], "rb") as file, os.fdopen(descriptors[1], "wb") as result:

@@ -127,7 +127,7 @@ SHORTAGES = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO)
 OF_SYSTEM = (errno.EPERM, errno.ENOSYS, errno.EFBIG, errno.EROFS)
 """Errors that count only from calls of the system: FFmpeg uses the same numbers for contents of a file."""
 
-MOST_TOLD = 1000
+MAX_ERROR_CHARACTERS = 1000
 """How many characters of the text of `describe_error` are kept."""
 
 
@@ -163,7 +163,7 @@ def describe_error(error: BaseException) -> str:
     """The error, and the calls that led to it, the last call first."""
     frames = reversed(list(traceback.walk_tb(error.__traceback__)))
     calls = (f"{frame.f_code.co_name} ({PurePath(frame.f_code.co_filename).name}:{line})" for frame, line in frames)
-    return f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}, in {' < '.join(calls)}"[:MOST_TOLD]
+    return f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}, in {' < '.join(calls)}"[:MAX_ERROR_CHARACTERS]
 
 
 def _of_system(error: BaseException) -> int | None:

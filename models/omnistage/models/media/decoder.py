@@ -132,7 +132,7 @@ class MediaDecoder:
     async def _decode_once(self, kind: Kind, source: Source, ask: Preprocessing, client: str, make: Make[T]) -> T:
         """Have one process decode a medium, and return what `make` builds from its answer. Raises the error with which the process refused.
         A process whose answer makes no sense is replaced."""
-        films = self._films.taken(client) if kind == "video" else nullcontext()
+        films = self._films.hold(client) if kind == "video" else nullcontext()
         turn_name = f"{client}/films" if kind == "video" else client  # Other media do not wait for films of their own client.
         async with films, self._process(turn_name) as process, _files(source) as (file, result):
             answer = await process.decode({"kind": kind, "ask": asdict(ask)}, file, result, self.limits.of(kind)[1])

@@ -95,18 +95,18 @@ RATE_TICKS = 1001
 MIN_RATE_HZ, MAX_RATE_HZ = 0.1, 120.0
 OPUS_HZ = 48_000
 WEBM, MP4 = "video/webm", "video/mp4"
-ASKED = re.compile(r'(?P<type>video/[a-z0-9.+-]+)\s*(?:;\s*codecs\s*=\s*(?:"(?P<quoted>[^"]*)"|(?P<bare>[^\s";]+))\s*)?')
+MEDIA_TYPE = re.compile(r'(?P<type>video/[a-z0-9.+-]+)\s*(?:;\s*codecs\s*=\s*(?:"(?P<quoted>[^"]*)"|(?P<bare>[^\s";]+))\s*)?')
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FilmKind:
-    """A codec in a container. media_type: type of the file. asked: the media type by which a request asks for just this kind. name: the
+    """A codec in a container. media_type: type of the file. request_type: the media type that asks for just this kind. name: the
     codec's name, for people. codecs: beginnings of the names of this codec in media types (RFC 6381). multiple: sides are padded to
     multiples of this number of pixels, by repeated edges. encoder, options: name and options of FFmpeg's encoder, which waits for no later
     frames. packed: turns an encoded frame into the form of the container. wrap: makes a piece of the file."""
 
     media_type: str
-    asked: str
+    request_type: str
     name: str
     codecs: tuple[str, ...]
     multiple: int
@@ -144,7 +144,7 @@ def film_kind(media_type: str) -> FilmKind | None:
     """The kind of film that a client's media type asks for; None if no such kind is made."""
     if not media_type:
         return KINDS[0]
-    match = ASKED.fullmatch(media_type.strip().lower())
+    match = MEDIA_TYPE.fullmatch(media_type.strip().lower())
     if match is None:
         return None
     codecs = [codec.strip() for codec in (match["quoted"] or match["bare"] or "").split(",")]
@@ -174,7 +174,8 @@ def encoders() -> str:
 
 def told_kinds() -> str:
     """The kinds that can be made here, for the text of an error."""
-    return ", ".join(f"{kind.asked} ({kind.name})" for kind in KINDS if kind.is_there) or "none, for FFmpeg has no encoder of films here"
+    names = [f"{kind.request_type} ({kind.name})" for kind in KINDS if kind.is_there]
+    return ", ".join(names) or "none, for FFmpeg has no encoder of films here"
 
 
 class FilmWriter:

@@ -96,7 +96,7 @@ def decode(file: BinaryIO, ask: FilmPreprocessing, limits: MediaLimits, output: 
         # A file need not state its size: then the fewest possible tokens are assumed.
         height, width = stream.height or 1, round((stream.width or 1) * pixel_aspect(stream)) or 1
         sound_s = max(times.sound_end_s - begin_s, 0.0) if ask.use_audio else 0.0
-        ask = ask.fitting(height, width, sound_s)
+        ask = ask.fit_film(height, width, sound_s)
         plan = plan_frames(moments, times.unit, times.rate_hz, ask)
         check_room(ask.tokens(len(plan.moments), height, width, sound_s), ask.room)
     with _open(file, limits) as container:
@@ -269,7 +269,7 @@ def _check_seconds(seconds: float, limits: MediaLimits) -> None:
         raise BadMedia(f"it lasts {seconds:.0f} s or more, and at most {limits.film_s:g} s may be: send a part of it")
 
 
-LEAST_TURN = math.tan(math.radians(1.0))
+MIN_TURN = math.tan(math.radians(1.0))
 """The tangent of one degree. A smaller rotation is ignored: the camera was held a little askew."""
 
 FINEST_ASPECT = 200
@@ -289,10 +289,10 @@ def shown_picture(frame: Any, aspect: float, background: Colour) -> tuple[Image.
     shown = pixels.shape[0], max(round(pixels.shape[1] * aspect), 1)
     (across_right, across_down), (along_right, along_down) = _matrix(frame)
     # Rows stay rows, at most mirrored.
-    if abs(across_down) <= LEAST_TURN * abs(across_right) and abs(along_right) <= LEAST_TURN * abs(along_down):
+    if abs(across_down) <= MIN_TURN * abs(across_right) and abs(along_right) <= MIN_TURN * abs(along_down):
         return Image.fromarray(_flip(pixels, along_down, across_right)), shown
     # Rows become columns.
-    if abs(across_right) <= LEAST_TURN * abs(across_down) and abs(along_down) <= LEAST_TURN * abs(along_right):
+    if abs(across_right) <= MIN_TURN * abs(across_down) and abs(along_down) <= MIN_TURN * abs(along_right):
         return Image.fromarray(_flip(pixels.swapaxes(0, 1), across_down, along_right)), shown[::-1]
     sine, cosine = across_down / math.hypot(across_down, along_down), across_right / math.hypot(across_right, along_right)
     clockwise = math.degrees(math.atan2(sine, cosine))

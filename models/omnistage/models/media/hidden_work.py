@@ -40,7 +40,7 @@ TIFF_PIECES = 1 << 16
 BMP_RUN_BYTES = 8 << 20
 """The limit of bytes of a compressed BMP, which is unpacked run by run."""
 
-MOST_READ = 64 << 20
+MAX_JPEG_BYTES = 64 << 20
 """How many bytes of a JPEG are read. A larger JPEG may be sent as a film: then its header is read, for the error to name its format."""
 
 _MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
@@ -79,7 +79,7 @@ def _check_jpeg(file: BinaryIO) -> None:
     length and so many bytes. Samples come after the start of a scan. This function finds every part that Pillow finds: like Pillow, it
     reads on after an end mark before any scan, and reads no length after some markers."""
     file.seek(0)
-    data = file.read(MOST_READ)
+    data = file.read(MAX_JPEG_BYTES)
     at = scans = segments = exif = fill = 0
     while (match := _MARKER.search(data, at)) is not None:
         if not scans:
@@ -147,7 +147,7 @@ def _check_tiff(file: BinaryIO) -> None:
     large = struct.unpack_from(order + "H", head, 2)[0] == 43  # The version of BigTIFF, whose places and counts have 64 bits.
     place, count, entry = ("Q", "Q", "HHQ8x") if large else ("I", "H", "HHI4x")
     (at,) = struct.unpack_from(order + place, head, 8 if large else 4)
-    file.seek(min(at, MOST_READ))
+    file.seek(min(at, MAX_JPEG_BYTES))
     count_bytes = struct.calcsize(order + count)
     (entries,) = struct.unpack(order + count, file.read(count_bytes).ljust(count_bytes, b"\0"))
     _check(entries, 1 << 16, "entries")

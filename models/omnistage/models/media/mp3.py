@@ -7,7 +7,7 @@ import struct
 from dataclasses import dataclass
 from typing import BinaryIO
 
-MOST_TAGS = 100
+MAX_TAGS = 100
 """How many tags of ID3 in a row are passed over, at most."""
 
 FEW_TAGS = 2
@@ -16,7 +16,7 @@ FEW_TAGS = 2
 FIRST_BYTES = 200
 """Bytes of the first frame: the header is in them."""
 
-LEAST_FRAME = 24
+MIN_FRAME = 24
 """Fewest bytes of a frame."""
 
 HAS_FRAMES, HAS_BYTES = 1, 2
@@ -49,7 +49,7 @@ class Mp3Header:
     def may_be_cut(self, file_bytes: int, most_bytes: int) -> bool:
         """Whether a file of `file_bytes`, with fewer frames than stated, may have been cut off. If an end is stated, the end decides.
         Numbers that no file of up to most_bytes can have are not believed."""
-        return file_bytes < self.end <= most_bytes if self.end else self.frames * LEAST_FRAME <= most_bytes
+        return file_bytes < self.end <= most_bytes if self.end else self.frames * MIN_FRAME <= most_bytes
 
 
 def mp3_header(file: BinaryIO) -> Mp3Header | None:
@@ -90,7 +90,7 @@ def mp3_begins(file: BinaryIO, at: int) -> bool:
     return bool(MP3_FRAME.match(file.read(2)))
 
 
-def behind_tags(file: BinaryIO, at: int = 0, *, max_tags: int = MOST_TAGS) -> int:
+def behind_tags(file: BinaryIO, at: int = 0, *, max_tags: int = MAX_TAGS) -> int:
     """The place after the tags of ID3 that begin at byte `at`; `at` if there are none. max_tags: how many are passed over, at most."""
     for _ in range(max_tags):
         file.seek(at)

@@ -93,7 +93,7 @@ def resize_picture(image: Image.Image, height: int, width: int) -> NDArray[np.ui
     return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))
 
 
-PHOTOMETRIC, BITS_PER_SAMPLE, SAMPLE_FORMAT, LEAST_SAMPLE, LARGEST_SAMPLE = 262, 258, 339, 340, 341
+PHOTOMETRIC, BITS_PER_SAMPLE, SAMPLE_FORMAT, MIN_SAMPLE, LARGEST_SAMPLE = 262, 258, 339, 340, 341
 """Numbers of entries in a TIFF."""
 
 STRAIGHT = {"La": "LA", "RGBa": "RGBA", "PA": "RGBA"}
@@ -198,7 +198,7 @@ def _grey(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):
         grey = _by_table(np.asarray(image), int(tags[BITS_PER_SAMPLE][0]) if tags else 16)
     else:
-        low, high = (_number(tags.get(tag)) for tag in (LEAST_SAMPLE, LARGEST_SAMPLE))
+        low, high = (_number(tags.get(tag)) for tag in (MIN_SAMPLE, LARGEST_SAMPLE))
         if not low < high:
             raise BadMedia(
                 "its samples are numbers without a range, and nothing says which of them is white: convert it to 8 or 16 bits a sample"

@@ -56,15 +56,14 @@ class BoundedFile:
 
     def __init__(self, file: int, max_bytes: int) -> None:
         self._file = file
-        self._most = max_bytes
+        self._max_bytes = max_bytes
         self._size = 0
 
     def expect(self, size: int) -> None:
         """Raises BadMedia if `size` bytes are too many for the file."""
-        if size > self._most:
-            raise BadMedia(
-                f"{bytes_told(size)} would come out of it, and at most {bytes_told(self._most)} may: send a part of it, or a smaller one"
-            )
+        if size > self._max_bytes:
+            size_text, limit_text = bytes_told(size), bytes_told(self._max_bytes)
+            raise BadMedia(f"{size_text} would come out of it, and at most {limit_text} may: send a part of it, or a smaller one")
 
     def put(self, array: NDArray[np.generic], *, begin: bool = True) -> None:
         """Add an array; `begin` at the next aligned place, else right after the array before it."""

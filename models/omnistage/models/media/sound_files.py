@@ -30,7 +30,7 @@ OGG = re.compile(rb"OggS")
 BEGINS, ENDS = 2, 4
 """Flags: the first page of a stream, the last one."""
 
-MOST_SOUNDS = 1000
+MAX_SOUNDS = 1000
 """The limit of sounds in one file, one after the other."""
 
 
@@ -70,8 +70,8 @@ def joined_sounds(file: BinaryIO, most_bytes: int) -> Iterator[BinaryIO]:
     begin = count = 0
     while begin < end:
         count += 1
-        if count > MOST_SOUNDS:
-            raise BadMedia(f"it is more than {MOST_SOUNDS} sounds one behind the other: make one of them")
+        if count > MAX_SOUNDS:
+            raise BadMedia(f"it is more than {MAX_SOUNDS} sounds one behind the other: make one of them")
         begin += _tag_bytes(io.BufferedReader(Stretch(file, begin, end)))
         extent = _first_extent(io.BufferedReader(Stretch(file, begin, end)), most_bytes, search)
         yield io.BufferedReader(Stretch(file, begin, begin + extent.stop, extent.patches))
@@ -149,7 +149,7 @@ def _next_ogg(file: BinaryIO, end: int) -> int:
     return end
 
 
-MOST_CHUNKS = 100
+MAX_CHUNKS = 100
 """How many chunks in a row are looked at, at most."""
 
 FEW_UNKNOWN = 1.0
@@ -170,15 +170,15 @@ MARK_BYTES = 5
 @dataclass(frozen=True, slots=True)
 class ChunkLayout:
     """The layout of a format; places and sizes in bytes. first: place of the first chunk. name_bytes: length of a chunk's name. size:
-    `struct` format of a chunk's size. own: bytes of the chunk's head that this size includes. align: chunks begin at multiples of it.
-    whole: place where the size of the file stands, 0 if nowhere. samples: name of the chunk with the samples."""
+    `struct` format of a chunk's size. included_bytes: bytes of the chunk's head that this size includes. align: chunks begin at multiples
+    of it. file_size_place: place where the size of the file stands, 0 if nowhere. samples: name of the chunk with the samples."""
 
     first: int
     name_bytes: int
     size: str
-    own: int
+    included_bytes: int
     align: int
-    whole: int
+    file_size_place: int
     samples: bytes = b"data"
 
     @property
@@ -257,10 +257,10 @@ def chunk_extent(file: BinaryIO, form: ChunkLayout, most_bytes: int, search: Hea
         if sizes_agree and next_place < stated_end <= end:
             raise cut_off(stated_end, next_place)
     # The size of a chunk stands right before its content.
-    patches[samples.start - struct.calcsize(form.size)] = struct.pack(form.size, size + form.own)
-    if form.whole:
+    patches[samples.start - struct.calcsize(form.size)] = struct.pack(form.size, size + form.included_bytes)
+    if form.file_size_place:
         # All but W64 leave the first 8 bytes of the file out of its size.
-        patches[form.whole] = struct.pack(form.size, next_place if form is W64 else next_place - 8)
+        patches[form.file_size_place] = struct.pack(form.size, next_place if form is W64 else next_place - 8)
     # If the stated size is 0, FFmpeg reads samples up to the end, so the extent must stop where they would begin.
     return SoundExtent(next_place if size else samples.start, next_place, patches)
 
@@ -274,7 +274,7 @@ def _stated_sizes(file: BinaryIO, form: ChunkLayout, samples: Chunk) -> tuple[in
         stated_size, wide_samples = struct.unpack_from("<QQ", head, 20)
         samples_bytes = wide_samples if samples.size == 0xFFFFFFFF else samples.size  # All bits set: 32 bits are too few.
         return 8 + stated_size, samples_bytes, {0: b"RIFF", 12: b"JUNK"}
-    stated_size = struct.unpack_from(form.size, head, form.whole)[0] if form.whole else 0
+    stated_size = struct.unpack_from(form.size, head, form.file_size_place)[0] if form.file_size_place else 0
     # All but W64 leave the first 8 bytes of the file out of its size.
     return stated_size if form is W64 else stated_size + 8, samples.size, {}
 
@@ -320,12 +320,12 @@ def _after_chunks(file: BinaryIO, at: int, end: int, form: ChunkLayout) -> int:
 
 def _chunks(file: BinaryIO, at: int, end: int, form: ChunkLayout) -> Iterator[Chunk]:
     """Yields the chunks that follow each other from `at` on, while they are whole. A chunk of samples is the last, and may be cut off."""
-    for _ in range(MOST_CHUNKS):
+    for _ in range(MAX_CHUNKS):
         file.seek(at)
         head = file.read(form.head_bytes)
         if len(head) < form.head_bytes or not _is_name(head[:4]) or chunk_layout(file, at) is not None:
             return
-        chunk = Chunk(head[:4], at + form.head_bytes, struct.unpack_from(form.size, head, form.name_bytes)[0] - form.own)
+        chunk = Chunk(head[:4], at + form.head_bytes, struct.unpack_from(form.size, head, form.name_bytes)[0] - form.included_bytes)
         if chunk.name != form.samples and not 0 <= chunk.size <= end - chunk.start:
             return
         yield chunk
@@ -358,7 +358,7 @@ CANDIDATES = re.compile(HEAD.pattern + b"|" + MP3_BEGINNING.pattern + b"|" + MP3
 CANDIDATE_BYTES = 42
 """Bytes of the longest candidate: HEAD, or the head of an MP3, which has to be looked at again."""
 
-MOST_CANDIDATES = 10_000
+MAX_CANDIDATES = 10_000
 """How many candidates of a file are looked at, at most."""
 
 FIRST_BLOCK, BLOCK = 1 << 12, 1 << 20
@@ -372,10 +372,10 @@ def begins(file: BinaryIO, at: int) -> bool:
 
 
 class HeadSearch:
-    """A search for the beginnings of sounds in one file. It ends after MOST_CANDIDATES, however many sounds there are."""
+    """A search for the beginnings of sounds in one file. It ends after MAX_CANDIDATES, however many sounds there are."""
 
     def __init__(self) -> None:
-        self._remaining_looks = MOST_CANDIDATES
+        self._remaining_looks = MAX_CANDIDATES
 
     def next_begin(self, file: BinaryIO, begin: int) -> int | None:
         """The place of the first sound that begins at byte `begin` or later; None if none does."""
@@ -386,7 +386,7 @@ class HeadSearch:
         return next((at for at in self.candidates(file, begin, HEAD, HEAD_BYTES) if at < end), None)
 
     def candidates(self, file: BinaryIO, begin: int, head: re.Pattern[bytes], most_bytes: int) -> Iterator[int]:
-        """Yields places that match a head, until MOST_CANDIDATES were looked at. most_bytes: bytes of the longest match."""
+        """Yields places that match a head, until MAX_CANDIDATES were looked at. most_bytes: bytes of the longest match."""
         for at in find_heads(file, begin, head, most_bytes):
             if not self._remaining_looks:
                 return

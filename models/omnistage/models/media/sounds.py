@@ -62,9 +62,9 @@ def _with_count(part: BinaryIO, limits: MediaLimits) -> BinaryIO:
         for packet in container.demux(audio=0):
             if packet.size:  # The packet after the last is empty.
                 count, is_last_whole = count + 1, packet.size >= mp3_frame_bytes(bytes(packet))
-    size, whole = part.seek(0, io.SEEK_END), count if is_last_whole else count - 1
-    if whole < header.frames and header.may_be_cut(size, limits.sound_bytes):
-        raise BadMedia(f"it says that it has {header.frames} frames of sound, and {whole} are there: it was cut off, send all of it")
+    size, whole_frames = part.seek(0, io.SEEK_END), count if is_last_whole else count - 1
+    if whole_frames < header.frames and header.may_be_cut(size, limits.sound_bytes):
+        raise BadMedia(f"it says that it has {header.frames} frames of sound, and {whole_frames} are there: it was cut off, send all of it")
     return io.BufferedReader(Stretch(part, 0, size, {header.place: struct.pack(">I", count)}))
 
 

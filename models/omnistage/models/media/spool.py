@@ -72,7 +72,7 @@ class Spool:
 
 
 class Files:
-    """The files of the media of one request. Use it as a context manager around the work on `whole`: the files are closed at its end."""
+    """The files of the media of one request. Use it as a context manager around work on `complete_media`: its end closes the files."""
 
     def __init__(self, spool: Spool, folder: str, host: str, media: Mapping[str, tuple[Streamed, int]]) -> None:
         """Call Spool.files instead."""
@@ -100,7 +100,7 @@ class Files:
         return all(file.digest for file in self._files.values())
 
     @property
-    def whole(self) -> Mapping[str, Spooled]:
+    def complete_media(self) -> Mapping[str, Spooled]:
         """The complete media, by port."""
         return {port: Spooled(file.streamed, file.descriptor, file.size, file.digest) for port, file in self._files.items() if file.digest}
 
@@ -141,7 +141,7 @@ class _File:
         self.size = 0
         self.descriptor = -1
         self.digest = b""
-        self._most = max_bytes
+        self._max_bytes = max_bytes
         self._folder = folder
         self._hash = hashlib.sha256()
         self._lock = threading.Lock()
@@ -150,8 +150,8 @@ class _File:
     def check(self, byte_count: int, *, last: bool) -> None:
         """Check that `byte_count` further bytes may come. last: they are the last bytes of the medium. Raises BadRequest."""
         size, total = self.size + byte_count, self.streamed.total_bytes
-        if size > self._most:
-            raise _too_large(self.streamed, self._most)
+        if size > self._max_bytes:
+            raise _too_large(self.streamed, self._max_bytes)
         if total and (size > total or (last and size < total)):
             raise BadRequest(f"{FIELD}.total_bytes", f"said {total} bytes, {size} came", port=self.streamed.port)
         if last and not size:

@@ -99,7 +99,7 @@ Colour = tuple[int, int, int]
 WHITE: Colour = (255, 255, 255)
 """The ground of transparent pictures by default: pages show them so, and so do Qwen's own tools."""
 
-MOST_ASPECT = 200
+MAX_ASPECT = 200
 UNBOUNDED = 1 << 40
 FLOOR_SHARE = 1.05
 
@@ -157,7 +157,7 @@ class FilmPreprocessing:
         picture_tokens = -(-frames // self.frames_multiple) * (rows // self.factor) * (columns // self.factor)
         return picture_tokens + int(sound_s * self.sound_tokens_hz)
 
-    def fitting(self, height: int, width: int, sound_s: float) -> Self:
+    def fit_film(self, height: int, width: int, sound_s: float) -> Self:
         """The same preprocessing with frames so small, and then so few, that a film of this size and sound has at most most_tokens."""
         picture_tokens = max(self.most_tokens - int(sound_s * self.sound_tokens_hz), 1)
         smaller = replace(self, total_pixels=min(self.total_pixels, picture_tokens * self.factor**2))
@@ -195,9 +195,9 @@ def check_room(tokens: int, room: int) -> None:
 
 
 def check_aspect(height: int, width: int) -> None:
-    """Raises BadMedia for a picture with one side more than MOST_ASPECT times the other."""
-    if max(height, width) > MOST_ASPECT * min(height, width):
-        raise BadMedia(f"it is {width}x{height} pixels, more than {MOST_ASPECT} times longer one way than the other: send a part of it")
+    """Raises BadMedia for a picture with one side more than MAX_ASPECT times the other."""
+    if max(height, width) > MAX_ASPECT * min(height, width):
+        raise BadMedia(f"it is {width}x{height} pixels, more than {MAX_ASPECT} times longer one way than the other: send a part of it")
 
 
 def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
@@ -222,7 +222,7 @@ def grown_to(max_squares: int, factor: int) -> int:
 
     A picture of N squares, A times longer than wide, has sides of sqrt(N A) and sqrt(N / A), of which each is rounded up. So it grows to
     fewer than (sqrt(N A) + 1) (sqrt(N / A) + 1) squares. N is the solution for which these are `max_squares`, at the longest aspect."""
-    sides = math.sqrt(MOST_ASPECT) + 1 / math.sqrt(MOST_ASPECT)
+    sides = math.sqrt(MAX_ASPECT) + 1 / math.sqrt(MAX_ASPECT)
     return max(int(((math.sqrt(sides**2 + 4 * (max_squares - 1)) - sides) / 2 * factor) ** 2), 1)
 
 

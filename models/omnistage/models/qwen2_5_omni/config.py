@@ -13,7 +13,7 @@ from omnistage.models.checkpoint.decoder import RopeConfig, decoder_sizes, rope_
 from omnistage.models.checkpoint.files import BadCheckpoint, Config, read_config
 from omnistage.models.checkpoint.header import check_plain
 from omnistage.models.encoders import prompt as encoders
-from omnistage.models.encoders.prompt import FRAMES_HZ, MOST_SOUND_POSITIONS, MediaIds, audio_sizes, vision_sizes
+from omnistage.models.encoders.prompt import FRAMES_HZ, MAX_SOUND_POSITIONS, MediaIds, audio_sizes, vision_sizes
 from omnistage.models.registry import check_said
 from omnistage.models.speech.talker import AXES
 
@@ -125,7 +125,7 @@ class TalkerConfig:
     mel_bins: int
 
     @property
-    def nothing(self) -> int:
+    def blank_item(self) -> int:
         """The item that stands for no item."""
         return self.decoder.vocab_size - 1
 
@@ -170,9 +170,9 @@ def read_thinker_config(directory: Path) -> ThinkerConfig:
         vision=_vision(config.section("vision_config")),
         audio=_audio(config.section("audio_config")),
         ids=MediaIds(
-            image=_either(config, "image_token_index", "image_token_id"),
-            video=_either(config, "video_token_index", "video_token_id"),
-            audio=_either(config, "audio_token_index", "audio_token_id"),
+            image=_read_either(config, "image_token_index", "image_token_id"),
+            video=_read_either(config, "video_token_index", "video_token_id"),
+            audio=_read_either(config, "audio_token_index", "audio_token_id"),
             audio_start=config.value("audio_start_token_id", int),
             audio_end=config.value("audio_end_token_id", int),
         ).check(text.vocab_size, config.place),
@@ -193,8 +193,8 @@ def _vision(config: Config) -> VisionConfig:
 
 
 def _audio(config: Config) -> AudioConfig:
-    return AudioConfig(**audio_sizes(config), window=config.size("n_window", MOST_SOUND_POSITIONS))
+    return AudioConfig(**audio_sizes(config), window=config.size("n_window", MAX_SOUND_POSITIONS))
 
 
-def _either(config: Config, name: str, alternative: str) -> int:
+def _read_either(config: Config, name: str, alternative: str) -> int:
     return config.value(name if config.has(name) else alternative, int)

@@ -15,8 +15,8 @@ FAMILY = "qwen2_5_omni"
 SOLVERS = ("rk4", "midpoint", "euler")
 """Names of the solvers of the flow; the first solver is the published one."""
 
-MOST_STEPS = 100
-MOST_AHEAD = 36
+MAX_STEPS = 100
+MAX_LOOKAHEAD = 36
 """Largest `lookahead`. With the published solver and steps, a block depends on at most this many blocks ahead."""
 
 
@@ -41,7 +41,7 @@ class Code2WavOptions(options.Code2WavOptions):
     decides."""
 
     family = FAMILY
-    most: ClassVar[Mapping[str, int]] = {**options.Code2WavOptions.most, "steps": MOST_STEPS, "lookahead": MOST_AHEAD}
+    max_values: ClassVar[Mapping[str, int]] = {**options.Code2WavOptions.max_values, "steps": MAX_STEPS, "lookahead": MAX_LOOKAHEAD}
 
     solver: str = SOLVERS[0]
     steps: int = 0

@@ -38,7 +38,7 @@ class Qwen2_5Talker(RowTalker):
         """See RowTalker."""
         codec = config.codec
         ends, penalized = frozenset({codec.eos, codec.pad}), frozenset({codec.mask, codec.pad, codec.bos})
-        manner = Manner(AXES, CODES_PORT, config.block, ends=ends, silent=config.silent, seen=penalized)
+        manner = Manner(AXES, CODES_PORT, config.block, ends=ends, silent=config.silent, seen_codes=penalized)
         super().__init__(manner, engine, added, info, context)
         self.config = config
 
@@ -46,7 +46,7 @@ class Qwen2_5Talker(RowTalker):
         """See RowTalker.lay_out. The rows of the conversation have no code. The row of the voice's token has `pad`, the row of the answer's
         first token has `bos`."""
         codec, positions = self.config.codec, positions_behind(places, 2)
-        items = np.full((positions.shape[1], 1), self.config.nothing, np.int64)
+        items = np.full((positions.shape[1], 1), self.config.blank_item, np.int64)
         items[-2:, 0] = codec.pad, codec.bos
         return items, positions
 
@@ -76,7 +76,7 @@ def load_talker(folder: Path, options: LoadOptions) -> Qwen2_5Talker:
         voices = read_voices(folder, VoiceSizes(config.speaker_size, config.mel_bins, len(text)))
         added = AddedRows(
             between={name: text[[voice.token]].to(dtype) for name, voice in voices.items()},
-            behind=text[[config.text_end, config.text_pad]].to(dtype),
+            end_rows=text[[config.text_end, config.text_pad]].to(dtype),
         )
         decoder = _decoder(weights, config, dtype, device)
         weights.check_read()
@@ -89,13 +89,13 @@ def load_talker(folder: Path, options: LoadOptions) -> Qwen2_5Talker:
         produces=(CODES_PORT,),
         max_sessions=options.sessions,
         voices=tuple(voices),
-        settings={**started.settings, **cache.why},
+        settings={**started.settings, **cache.reasons},
     )
     return Qwen2_5Talker(config, started.engine, added, info, cache.context)
 
 
 def _decoder(weights: Weights, config: TalkerConfig, dtype: torch.dtype, device: torch.device) -> PackedDecoder:
-    """The decoder. Its embedding has one row more than in the checkpoint, of zeros, for the item `config.nothing`."""
+    """The decoder. Its embedding has one row more than in the checkpoint, of zeros, for the item `config.blank_item`."""
     stored = decoder_weights(weights, dtype, device, prefix=f"{_PREFIX}model.", head=f"{_PREFIX}codec_head.weight", biased=BIASED)
 
     def weight(name: str) -> torch.Tensor | None:
@@ -107,7 +107,7 @@ def _decoder(weights: Weights, config: TalkerConfig, dtype: torch.dtype, device:
     def entry(materials: Materials) -> Enter:
         matrix, bias = (weights.need(f"{_PROJECTION}.{name}").to(device, dtype) for name in ("weight", "bias"))
         projection = materials.linear(matrix, bias)
-        return lambda rows, embedded: projection(embedded if rows.given is None else embedded + rows.given)
+        return lambda rows, embedded: projection(embedded if rows.given_vectors is None else embedded + rows.given_vectors)
 
     rope = rotary(config.rope.theta, contiguous_axes(config.rope.sections))
     return PackedDecoder(config.decoder, weight, DecoderParts(entry=entry, rope=rope))

@@ -70,7 +70,7 @@ class _PromptRows(PromptRows):
         marks around the sound have the positions of the marks around the film."""
         config, begin = self._config, self.next
         self.add(np.array([config.ids.audio_start]), np.full((3, 1), begin - 1))
-        (picture_ids, picture_positions), (sound_ids, sound_positions) = self.seen(extent), self.heard(extent.sound)
+        (picture_ids, picture_positions), (sound_ids, sound_positions) = self.make_picture_run(extent), self.make_sound_run(extent.sound)
         step = int(config.position_ids_per_second * config.seconds_per_chunk)
         pieces = list[NDArray[np.int64]]()  # indices into the rows of pictures, followed by the rows of sound
         picture_chunks, sound_chunks = (_chunks(positions[0] - begin, step) for positions in (picture_positions, sound_positions))

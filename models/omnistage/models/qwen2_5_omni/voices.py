@@ -25,7 +25,7 @@ these errors."""
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
-USUAL = "Chelsie"
+DEFAULT_VOICE = "Chelsie"
 """The default voice, as in Transformers' `generate`, if the checkpoint has it."""
 
 
@@ -63,7 +63,7 @@ def read_voices(directory: Path, sizes: VoiceSizes) -> dict[str, Voice]:
     if not isinstance(table, dict) or not table:
         raise BadCheckpoint(f"{path} has no voices")
     voices = {str(name): _voice(f"{path}: voice {str(name)[:64]!r}", values, sizes) for name, values in table.items()}
-    return {name: voices[name] for name in sorted(voices, key=lambda name: name != USUAL)}
+    return {name: voices[name] for name in sorted(voices, key=lambda name: name != DEFAULT_VOICE)}
 
 
 def _check_stored(path: Path) -> None:

@@ -11,7 +11,7 @@ from omnistage.models.checkpoint.decoder import RopeConfig, attention_biases, ch
 from omnistage.models.checkpoint.files import BadCheckpoint, Config, read_config
 from omnistage.models.checkpoint.header import check_plain
 from omnistage.models.encoders import prompt as encoders
-from omnistage.models.encoders.prompt import FRAMES_HZ, MOST_SOUND_POSITIONS, MediaIds, audio_sizes, vision_sizes
+from omnistage.models.encoders.prompt import FRAMES_HZ, MAX_SOUND_POSITIONS, MediaIds, audio_sizes, vision_sizes
 from omnistage.models.registry import is_said
 from omnistage.models.speech.talker import AXES
 
@@ -180,7 +180,7 @@ def _vision(config: Config) -> VisionConfig:
 def _audio(config: Config, row_size: int) -> AudioConfig:
     """Read an audio_config. row_size: see AudioConfig. Raises BadCheckpoint."""
     check_activation(config, "activation_function", "gelu")
-    chunk = 2 * config.size("n_window", MOST_SOUND_POSITIONS)
+    chunk = 2 * config.size("n_window", MAX_SOUND_POSITIONS)
     if convolved_length(chunk) != CHUNK_ROWS:
         statement = f"{config.place}: 'n_window' is {chunk // 2}, which makes chunks of {convolved_length(chunk)} rows"
         raise BadCheckpoint(f"{statement}: only chunks of {CHUNK_ROWS} are supported, as 50 makes them")

@@ -24,7 +24,7 @@ from omnistage.models.text.engine_model import Logits
 
 GREEDY = Sampling()
 
-DRAWN = Sampling(temperature=1.0, top_k=50, top_p=0.8)
+PUBLISHED_SAMPLING = Sampling(temperature=1.0, top_k=50, top_p=0.8)
 """The sampling with which Transformers draws the further codes, unless greedy sampling is requested for the first code."""
 
 FIXED_SPEAKERS = 3
@@ -127,7 +127,7 @@ class FrameHead:
     def __init__(self, logits: Logits, predictor: Predictor, codes: int, ends: Collection[int]) -> None:
         """codes: number of codes in a frame."""
         self._logits, self._predictor, self._ends = logits, predictor, frozenset(ends)
-        self._sample, self._nothing = Sampler(), (0,) * (codes - 1)
+        self._sample, self._zero_codes = Sampler(), (0,) * (codes - 1)
 
     def draw(self, hidden: torch.Tensor, draws: Sequence[Draws], banned: Sequence[Collection[int]]) -> list[DrawnItem | None]:
         """See Head. The item of a frame is all of its codes."""
@@ -137,14 +137,14 @@ class FrameHead:
         codes_by_place: dict[int, Codes | None] = {}
         if first:
             places = to_device(torch.tensor([*first]), hidden.device)
-            codes = self.further(hidden.index_select(0, places), [*first.values()], [draws[place] for place in first])
+            codes = self.draw_further_codes(hidden.index_select(0, places), [*first.values()], [draws[place] for place in first])
             codes_by_place = dict(zip(first, codes, strict=True))
-        return [_item(token, codes_by_place.get(place, self._nothing)) for place, token in enumerate(tokens)]
+        return [_item(token, codes_by_place.get(place, self._zero_codes)) for place, token in enumerate(tokens)]
 
-    def further(self, hidden: torch.Tensor, first: Sequence[int], draws: Sequence[Draws]) -> list[Codes | None]:
+    def draw_further_codes(self, hidden: torch.Tensor, first: Sequence[int], draws: Sequence[Draws]) -> list[Codes | None]:
         """The further codes of each speaker's frame; None for a frame with logits that are not finite. hidden, first: as in
         `Predictor.codes`. draws: of the same speakers, in the same order."""
-        further_draws = [Draws(DRAWN if draw.sampling.temperature else GREEDY, 0) for draw in draws]
+        further_draws = [Draws(PUBLISHED_SAMPLING if draw.sampling.temperature else GREEDY, 0) for draw in draws]
         broken, no_bans = set[int](), [()] * len(further_draws)
 
         def choose(codebook: int, logits: torch.Tensor) -> list[int]:
@@ -183,11 +183,11 @@ class FrameAttention:
         self._spec = spec
         shape = (spec.layers, 2, speakers * spec.kv_heads, spec.context, spec.head_size)
         # In float32 for every type of rows: small products are faster in it, and oneDNN then keeps no kernel for each number of speakers.
-        self._held = torch.zeros(shape, device=spec.device)
+        self._caches = torch.zeros(shape, device=spec.device)
         self.together = all(self._keeps_bits(speakers, speaker_rows) for speaker_rows in (1, 2))
 
     @property
-    def told(self) -> str:
+    def sharing_text(self) -> str:
         """A text on whether speakers share a product, for the settings of the model."""
         if self.together:
             return "all speakers at once: each had the same bits in every company at load"
@@ -195,7 +195,7 @@ class FrameAttention:
 
     def forget(self) -> None:
         """Set all keys and values to zero."""
-        self._held.zero_()
+        self._caches.zero_()
 
     def rows(self, speakers: int, start: int, speaker_rows: int) -> Attention:
         """The attention of a pass for `speakers` speakers. start: the first place of the pass in each frame. speaker_rows: number of rows
@@ -206,7 +206,7 @@ class FrameAttention:
         mask = torch.zeros(is_later.shape).masked_fill_(is_later, float("-inf")).to(spec.device)
         layers = [
             (cache[:, : speakers * heads].unflatten(1, (speakers, heads))[..., start:end, :], *cache[:, : speakers * heads])
-            for cache in self._held
+            for cache in self._caches
         ]
 
         def attend(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:

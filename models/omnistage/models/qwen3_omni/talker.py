@@ -57,7 +57,7 @@ class Qwen3Talker(RowTalker):
         if not np.isin(kinds := places[AXES], (TEXT_ROW, MEDIUM_ROW)).all():
             raise BadRequest("talker", f"the last number of a place is {TEXT_ROW} of text or {MEDIUM_ROW} of a medium, and no other")
         items = np.zeros((positions.shape[1], config.groups), np.int64)
-        items[: -len(voice_items), 0] = np.where(kinds == TEXT_ROW, config.nothing, config.medium)
+        items[: -len(voice_items), 0] = np.where(kinds == TEXT_ROW, config.text_item, config.medium)
         items[-len(voice_items) :, 0] = voice_items
         return items, positions
 
@@ -100,9 +100,9 @@ def load_talker(folder: Path, options: LoadOptions) -> Qwen3Talker:
         voices=tuple(voices),
         settings={
             **started.settings,
-            **cache.why,
+            **cache.reasons,
             "products of the code predictor": parts.predictor.products,
-            "attention of the code predictor": predictor.attention.told,
+            "attention of the code predictor": predictor.attention.sharing_text,
         },
     )
     return Qwen3Talker(config, started.engine, added, info, cache.context)
@@ -117,7 +117,7 @@ def _added_rows(weights: Weights, config: TalkerConfig, voices: tuple[str, ...],
             raise BadCheckpoint(f"{weights.directory}: 'tts_{name}_token_id' is {token}, the Thinker has {len(embedding)} tokens")
     # A row for each of the voice's items in `lay_out` except the last, whose row is the first row of the answer.
     between = embedding[[*[text.pad] * 4, text.bos]].to(dtype)
-    return AddedRows(between=dict.fromkeys(voices, between), behind=embedding[[text.eos, text.pad]].to(dtype))
+    return AddedRows(between=dict.fromkeys(voices, between), end_rows=embedding[[text.eos, text.pad]].to(dtype))
 
 
 # The weights ---------------------------------------------------------------------------------------------------------------------------
@@ -153,8 +153,8 @@ def read_parts(weights: Weights, config: TalkerConfig, dtype: torch.dtype, devic
     parts = DecoderParts(rope=rotary(config.predictor.rope.theta), head_norm=head_rms_norm)
     predictor = PackedDecoder(config.predictor.decoder, weight, parts)
     others, _ = build_exact(lambda linear: [linear(head) for head in heads[1:]], dtype, device)
-    table = need(f"{_PREFIX}model.codec_embedding.weight", config.nothing, width)
-    first = torch.cat((table, table.new_zeros(2, width)))  # The added rows are those of `nothing` and `medium`.
+    table = need(f"{_PREFIX}model.codec_embedding.weight", config.text_item, width)
+    first = torch.cat((table, table.new_zeros(2, width)))  # The added rows are those of `text_item` and `medium`.
     return TalkerParts(_decoder(weights, config, first, codebook_embeddings), first, predictor, (predictor.logits, *others))
 
 
@@ -194,11 +194,11 @@ def _entry(config: TalkerConfig, codebook_embeddings: torch.Tensor) -> Callable[
                 # In order: a sum of the library may add in another order if there are more rows.
                 codes = functional.embedding(rows.items[:, 1:] + offsets, codebook_embeddings)
                 x = torch.where(is_frame, reduce(torch.add, codes.unbind(1), x), x)
-            if rows.given is None:
+            if rows.given_vectors is None:
                 return x
-            projected = text(rows.given)
+            projected = text(rows.given_vectors)
             if (is_medium := kinds == config.medium).any():
-                projected = torch.where(is_medium, medium(rows.given), projected)
+                projected = torch.where(is_medium, medium(rows.given_vectors), projected)
             return x + projected
 
         return enter

@@ -15,7 +15,7 @@ from omnistage.models.qwen3_omni.wave.config import wave_config
 from omnistage.models.registry import check_said
 from omnistage.models.speech.talker import AXES
 
-MOST_GROUPS = 64
+MAX_GROUPS = 64
 """Largest number of codes of a frame, because each has weights of its own. The published number is 16."""
 
 RESERVED = 1024
@@ -56,7 +56,7 @@ class PredictorConfig:
 
 @dataclass(frozen=True, slots=True)
 class TalkerConfig:
-    """The config of a Talker. decoder: has two item ids more than the checkpoint, `nothing` and `medium`, which are no codes. text: token
+    """The config of a Talker. decoder: has two item ids more than the checkpoint, `text_item` and `medium`, which are no codes. text: token
     ids for the rows that the Talker adds. codes: first codes are below this number. row_size: width of the rows that come from the Thinker.
     between: width between the two products that map such a row to the width of the decoder. biased: see `decoder_weights`. speakers: name
     of a voice -> its item. rate_hz: frames in a second."""
@@ -79,7 +79,7 @@ class TalkerConfig:
         return self.decoder.codebooks
 
     @property
-    def nothing(self) -> int:
+    def text_item(self) -> int:
         """The item of a row that is a token of text."""
         return self.decoder.vocab_size - 2
 
@@ -91,7 +91,7 @@ class TalkerConfig:
     @property
     def silent(self) -> frozenset[int]:
         """Items that are neither codes nor the end, from which Code2Wav could make no sound."""
-        return frozenset(range(self.codes, self.nothing)) - {self.codec.eos}
+        return frozenset(range(self.codes, self.text_item)) - {self.codec.eos}
 
 
 def read_talker_config(directory: Path) -> TalkerConfig:
@@ -117,7 +117,7 @@ def read_talker_config(directory: Path) -> TalkerConfig:
             decoder,
             vocab_size=decoder.vocab_size + 2,
             given_width=row_size,
-            codebooks=config.size("num_code_groups", MOST_GROUPS),
+            codebooks=config.size("num_code_groups", MAX_GROUPS),
             further_ids=predictor.ids,
         ),
         experts=expert_sizes(text, normalized=False, shared="shared_expert_intermediate_size"),
@@ -139,14 +139,14 @@ def read_talker_config(directory: Path) -> TalkerConfig:
 def _check_together(config: Config, talker: TalkerConfig) -> None:
     """Raises BadCheckpoint if values of the config do not fit each other."""
     if talker.codes < 1:
-        raise BadCheckpoint(f"{config.place}: 'vocab_size' is {talker.nothing}, of which the last {RESERVED} are no codes: none is left")
+        raise BadCheckpoint(f"{config.place}: 'vocab_size' is {talker.text_item}, of which the last {RESERVED} are no codes: none is left")
     if not talker.speakers:
         raise BadCheckpoint(f"{config.place}: 'speaker_id' names no voice")
-    codec = talker.codec
+    codec, codes, text_item = talker.codec, talker.codes, talker.text_item
     special = (codec.bos, codec.eos, codec.pad, codec.nothink, codec.think_bos, codec.think_eos, *talker.speakers.values())
     for item in special:
-        if not talker.codes <= item < talker.nothing:
-            raise BadCheckpoint(f"{config.place}: item {item} is a code, or none: special items are {talker.codes} to {talker.nothing - 1}")
+        if not codes <= item < text_item:
+            raise BadCheckpoint(f"{config.place}: item {item} is a code, or none: special items are {codes} to {text_item - 1}")
     inner = config.section("code_predictor_config")
     for name, value, expected in (
         ("num_code_groups", inner.value("num_code_groups", int), talker.groups),
@@ -159,7 +159,7 @@ def _check_together(config: Config, talker: TalkerConfig) -> None:
 def _predictor(config: Config, wave: Config) -> PredictorConfig:
     """Read the config of the code predictor. wave: the section about Code2Wav, which must fit the predictor. Raises BadCheckpoint."""
     inner = config.section("code_predictor_config")
-    groups, ids = inner.size("num_code_groups", MOST_GROUPS), inner.size("vocab_size")
+    groups, ids = inner.size("num_code_groups", MAX_GROUPS), inner.size("vocab_size")
     if groups < 2:
         raise BadCheckpoint(f"{inner.place}: 'num_code_groups' is {groups}: a frame has two codes at least")
     if (quantizers := wave.size("num_quantizers")) != groups:

@@ -97,7 +97,7 @@ class _PromptRows(PromptRows):
         stand within the marks around the film."""
         ids = self._sizes.ids
         self.add(np.array([ids.audio_start]), np.full((3, 1), self.next))
-        (picture_ids, picture_positions), (sound_ids, sound_positions) = self.seen(extent), self.heard(extent.sound)
+        (picture_ids, picture_positions), (sound_ids, sound_positions) = self.make_picture_run(extent), self.make_sound_run(extent.sound)
         positions = np.concatenate((picture_positions, sound_positions), 1)
         order = np.argsort(positions[0], kind="stable")
         self.run(np.concatenate((picture_ids, sound_ids))[order], positions[:, order], order)
@@ -161,7 +161,7 @@ _OTHERS = ("talker.", "code2wav.")
 def load_thinker(folder: Path, options: LoadOptions) -> Qwen3Thinker:
     """Load a Thinker, and start its engine and encoders. Raises LoadError, or ValueError for misshapen weights."""
     config = read_thinker_config(folder)
-    config_of_part(config.text, options.tensor_parallel_size, config.experts.cut)  # Raises an error before other ranks are started in vain.
+    config_of_part(config.text, options.tensor_parallel_size, config.experts.divided_sizes)  # Before other ranks are started in vain.
     return load_in_team(read_decoder, folder, options, partial(_load_rank, folder, config))
 
 
@@ -206,7 +206,7 @@ def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device
         return PackedDecoder(config.text, weight, parts)
     words = Qwen3OmniMoeTextConfig
     plan = {**words.base_model_tp_plan, **words.base_model_ep_plan, **HEAD_PLAN}  # The second plan has the styles for whole experts.
-    part = config_of_part(config.text, group.size, config.experts.cut)
+    part = config_of_part(config.text, group.size, config.experts.divided_sizes)
     return PackedDecoder(part, weights_of_part(weight, plan, group), parts, group)
 
 

@@ -26,7 +26,7 @@ import torch.distributed as distributed
 
 from omnistage.engine.devices import Distributed, RanksApart
 from omnistage.engine.plan import StepPlan
-from omnistage.models.fetch.disk import OwnFolder
+from omnistage.models.fetch.own_files import OwnFolder
 from omnistage.models.options import LoadOptions
 from omnistage.models.reports import LoadError
 
@@ -69,8 +69,8 @@ class NewCache:
 class PagesChanged:
     """Note which pages were taken and freed; see KVCache.follow."""
 
-    taken: Sequence[int]
-    freed: Sequence[int]
+    taken_pages: Sequence[int]
+    freed_pages: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ _WATCH, _CLOSE = b"w", b"c"
 
 
 class _Rank:
-    """Another rank: its process, and the socket for messages to it. ended: a descriptor that becomes readable when the process ends."""
+    """Another rank: its process, and the socket for messages to it. end_descriptor: it becomes readable when the process ends."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -152,7 +152,7 @@ class _Rank:
             )
             undo.callback(self.process.wait)
             undo.callback(self.process.kill)
-            self.ended = os.pidfd_open(self.process.pid)
+            self.end_descriptor = os.pidfd_open(self.process.pid)
             self.channel = Connection(ours.detach())
             undo.pop_all()
 
@@ -274,7 +274,7 @@ class Team:
             except subprocess.TimeoutExpired:
                 rank.process.kill()
                 rank.process.wait()
-            os.close(rank.ended)
+            os.close(rank.end_descriptor)
         self._may_end.set()
         self._watch.join()
         self._ranks.clear()
@@ -308,7 +308,7 @@ class Team:
         """Wait at most DEATH_S for a rank to end. Returns a text on how the first such rank ended; empty: none has ended."""
         ends = select.poll()
         for rank in self._ranks:
-            ends.register(rank.ended, select.POLLIN)
+            ends.register(rank.end_descriptor, select.POLLIN)
         ends.poll(DEATH_S * 1000)
         text = next(filter(None, (rank.end_text() for rank in self._ranks)), "")
         return f"{text}; its standard error says why" if text else ""
@@ -325,7 +325,7 @@ class Team:
             started.set_result(None)
         if os.read(self._wake_reader, 1) == _WATCH:
             ends = select.poll()
-            for descriptor in (self._wake_reader, *(rank.ended for rank in self._ranks)):
+            for descriptor in (self._wake_reader, *(rank.end_descriptor for rank in self._ranks)):
                 ends.register(descriptor, select.POLLIN)
             ready = [descriptor for descriptor, _ in ends.poll()]
             if self._wake_reader not in ready:  # A rank has ended, and `close` was not called.

@@ -181,7 +181,7 @@ class WaveSession:
     schedule: tuple[int, ...]
     first_sample: int = 0
     _phrases: deque[_Phrase] = field(default_factory=deque)
-    _begun: bool = False  # Whether a row of the first whole phrase has come.
+    _has_begun: bool = False  # Whether a row of the first whole phrase has come.
     _received: int = 0  # Index, in the session, of the next row to come.
     _returned: int = 0  # Index, in the session, of the first row whose samples were not returned.
     _silent: bool = True
@@ -196,7 +196,7 @@ class WaveSession:
         copy = np.array(rows, np.float32)
         if not np.isfinite(copy).all():
             raise BadRequest("features", "holds NaN or infinity: send the rows of the Talker of this model unchanged")
-        if not self._begun:
+        if not self._has_begun:
             copy = self._begin(first, copy)
         while len(copy):
             if not self._phrases or self._phrases[-1].received == self._phrases[-1].rows:
@@ -217,7 +217,7 @@ class WaveSession:
         it does not need. first: index of the first row. Raises BadRequest if a row that the first sample needs is missing."""
         phrase_begins = [0] if first == 0 else np.flatnonzero(rows[:, INDEX] == 0).tolist()
         dropped = phrase_begins[0] if phrase_begins else len(rows)
-        self._begun = bool(phrase_begins)
+        self._has_begun = bool(phrase_begins)
         self._received = self._returned = first + dropped
         if self._returned * SAMPLES_PER_ROW > self.first_sample:
             rows_text = f"rows from the beginning of the phrase of sample {self.first_sample}"

@@ -19,7 +19,7 @@ from omnistage.models.smol.spoken.abbreviations import NUMBERED, SHORTS, WORDS_T
 from omnistage.models.smol.spoken.characters import Quotation
 from omnistage.models.smol.spoken.reader import is_open, read_phrase
 from omnistage.models.smol.spoken.signs import SHORT_BOOKS
-from omnistage.models.smol.spoken.times import NAMED, SHORT_DAYS, WEEKDAYS
+from omnistage.models.smol.spoken.times import DATE_NAMES, SHORT_DAYS, WEEKDAYS
 
 FIRST_WORDS = 4
 """The first phrase is cut after this many whole words even without punctuation: the listener is waiting."""
@@ -45,7 +45,7 @@ _UNITS = frozenset(("yrs", "hrs", "mins", "secs", "lbs", "tbsp", "tsp", "min", "
 _GO_ON = (SHORTS - NUMBERED.keys() - _UNITS) | _OTHER_SHORTS | frozenset((*SHORT_BOOKS, "Rs"))
 _NUMERAL = re.compile(r"[IVXLivxl]+,?")
 _RANGE_BEGINS = re.compile(
-    rf"(?:\d[\d:.,]*(?:st|nd|rd|th|h)?|[ap]\.?m\.?|\d ?[A-Za-z]{{1,3}}|[½¼¾%°]|noon|midnight|{NAMED}\.?)$", re.IGNORECASE
+    rf"(?:\d[\d:.,]*(?:st|nd|rd|th|h)?|[ap]\.?m\.?|\d ?[A-Za-z]{{1,3}}|[½¼¾%°]|noon|midnight|{DATE_NAMES}\.?)$", re.IGNORECASE
 )
 _INITIALS = re.compile(r"(?:[^\W\d_]\.)*[^\W\d_]")
 _WORD = re.compile(r"[^\W_]")
@@ -98,19 +98,19 @@ class PhraseCutter:
         for placed in self._converter.flush():
             yield from self._take(*placed)
         if self._end is not None:
-            yield from self._cut(self._end, self._pause)
+            yield from self._cut_phrase(self._end, self._pause)
         last_mark = self._text.rstrip().rstrip(_CLOSERS)[-1:]  # Empty if the text has nothing else: "" is in every text.
-        yield from self._cut(len(self._text), Pause.CLAUSE if last_mark and last_mark in _CLAUSE_ENDS else Pause.SENTENCE)
+        yield from self._cut_phrase(len(self._text), Pause.CLAUSE if last_mark and last_mark in _CLAUSE_ENDS else Pause.SENTENCE)
 
     def _take(self, character: str, place: int) -> Iterator[Phrase]:
         """Append a character of plain text; yield the phrase that it shows to be complete, if any."""
         if character == "\n":
-            yield from self._cut(len(self._text), Pause.PARAGRAPH)
+            yield from self._cut_phrase(len(self._text), Pause.PARAGRAPH)
             return
         if self._end is not None and not character.isspace() and character not in _CLOSERS:
             end, self._end = self._end, None
             if not self._goes_on_with(character, end):
-                yield from self._cut(end, self._pause)
+                yield from self._cut_phrase(end, self._pause)
         self._text += character
         self._places.append(place)
         if character.isspace():
@@ -132,11 +132,11 @@ class PhraseCutter:
         if mark in _CLAUSE_ENDS and self._words >= MIN_WORDS:
             self._end, self._pause = len(self._text), Pause.CLAUSE
             if not _may_go_on(word, before):
-                yield from self._cut(self._end, self._pause)
+                yield from self._cut_phrase(self._end, self._pause)
         elif mark in _SENTENCE_ENDS and self._words >= MIN_WORDS and not _goes_on(word):
             self._end, self._pause = len(self._text), Pause.SENTENCE  # if a small letter follows, the sentence goes on
         elif self._is_long_after(word):
-            yield from self._cut(len(self._text), Pause.NONE)
+            yield from self._cut_phrase(len(self._text), Pause.NONE)
 
     def _goes_on_with(self, character: str, end: int) -> bool:
         """Whether the phrase goes on with this character, although a mark before it may have ended a sentence or a clause."""
@@ -167,9 +167,9 @@ class PhraseCutter:
         text = self._text.rstrip()
         spaces = [place for place, character in enumerate(text) if character == " "]
         free_spaces = [space for space in spaces[-LOOK_BACK:] if not is_open(text[:space])]
-        yield from self._cut((free_spaces or spaces or [len(self._text)])[-1], Pause.NONE)
+        yield from self._cut_phrase((free_spaces or spaces or [len(self._text)])[-1], Pause.NONE)
 
-    def _cut(self, end: int, pause: Pause) -> Iterator[Phrase]:
+    def _cut_phrase(self, end: int, pause: Pause) -> Iterator[Phrase]:
         """Yield the text up to `end` as a phrase, unless it has nothing to say; keep the rest for the next one."""
         phrase, rest = self._text[:end].strip(), self._text[end:].lstrip()
         begin = end - len(self._text[:end].lstrip())  # Where the phrase begins in `_text`, after leading spaces.

@@ -54,7 +54,7 @@ class PlainText:
         self._last = ""  # The last character put out.
         self._run = ""  # Equal marks (* _ ~ `) in a row, not ended yet.
         self._run_place = -1  # Place of the last of them.
-        self._held = ""  # Characters that are held back until it is clear whether they are a link or tag.
+        self._held_text = ""  # Characters that are held back until it is clear whether they are a link or tag.
         self._held_place = 0  # Place of the first of them.
 
     def feed(self, text: str) -> list[Placed]:
@@ -171,9 +171,9 @@ class PlainText:
     def _fenced(self, character: str) -> None:
         """Skip a code block, up to a line that holds only the fence."""
         if character != "\n":
-            self._held = (self._held + character)[: len(self._fence) + MAX_LINE_MARK]  # A longer line is no fence.
+            self._held_text = (self._held_text + character)[: len(self._fence) + MAX_LINE_MARK]  # A longer line is no fence.
             return
-        line, self._held = self._held.strip(), ""
+        line, self._held_text = self._held_text.strip(), ""
         if line.startswith(self._fence) and not line.strip(self._fence[0]):
             self._end_line("\n")
 
@@ -228,7 +228,7 @@ class PlainText:
 
     def _hold(self, character: str, state: Callable[[str], None]) -> None:
         """Hold back this character and those after it, which `state` reads."""
-        self._held = character
+        self._held_text = character
         self._held_place = self._place
         self._state = state
 
@@ -237,7 +237,7 @@ class PlainText:
         if self._is_row or self._is_heading:
             line_break = "\n"
         self._is_row = self._is_heading = False
-        self._held = ""
+        self._held_text = ""
         self._mark = ""
         self._break = line_break
         self._state = self._line_start
@@ -284,38 +284,38 @@ class PlainText:
         """Read the text of a link, up to its "]"."""
         if character == "]":
             self._state = self._after_link_text
-        elif self._held == "[!" and character == "[":
+        elif self._held_text == "[!" and character == "[":
             self._hold("[", self._link_text)  # a picture in a link: its description is the text
-        elif character == "\n" or len(self._held) > MAX_LINK_TEXT:
+        elif character == "\n" or len(self._held_text) > MAX_LINK_TEXT:
             self._release(1, character)
         else:
-            self._held += character
+            self._held_text += character
 
     def _after_link_text(self, character: str) -> None:
         """Read the character after the "]": with "(" or "[" a target follows; without a target it was no link."""
-        text = self._held[1:]
+        text = self._held_text[1:]
         if character in "([":
             self._release(1, "")
-            self._held = ")" if character == "(" else "]"
+            self._held_text = ")" if character == "(" else "]"
             self._state = self._link_target
         elif re.fullmatch(r"\^?\d{0,3}|[ xX]", text):
-            self._release(len(self._held), character)  # a footnote mark or a box to tick
+            self._release(len(self._held_text), character)  # a footnote mark or a box to tick
         else:
             self._release(1, character)
 
     def _link_target(self, character: str) -> None:
-        """Skip the target of a link. `_held` begins with the character that closes it."""
-        if character == self._held[0]:
+        """Skip the target of a link. `_held_text` begins with the character that closes it."""
+        if character == self._held_text[0]:
             self._state = self._body
             self._is_gap = True
-        elif character == "\n" or len(self._held) > MAX_LINK_TARGET:
-            self._release(len(self._held), character)
+        elif character == "\n" or len(self._held_text) > MAX_LINK_TARGET:
+            self._release(len(self._held_text), character)
         else:
-            self._held += character
+            self._held_text += character
 
     def _tag(self, character: str) -> None:
         """Read on after "<": a tag is left out, an address is read, anything else was no tag."""
-        tag = self._held
+        tag = self._held_text
         if character == ">":
             if _AUTOLINK.fullmatch(tag[1:]):
                 self._release(len("<mailto:") if tag.startswith("<mailto:") else len("<"), "")
@@ -330,12 +330,12 @@ class PlainText:
             self._put("<", len(tag))
             self._release(1, character)
         else:
-            self._held += character
+            self._held_text += character
 
     def _release(self, skipped: int, following: str) -> None:
         """Read the held characters as text after all, without the first `skipped`, then `following`. Openers of links and tags in them are
         left out, so that no character is held twice and the time is linear."""
-        text, at, self._held = self._held, self._held_place, ""
+        text, at, self._held_text = self._held_text, self._held_place, ""
         self._state = self._body
         self._is_gap = True
         for part in _between(text, skipped):

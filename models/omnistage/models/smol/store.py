@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from omnistage.models.fetch.disk import cache_directory
+from omnistage.models.fetch.own_files import cache_directory
 from omnistage.models.fetch.packages import Package, Recipe, fetch_folder
 from omnistage.models.reports import FetchError, ShowProgress
 

@@ -137,7 +137,7 @@ class _Speech:
         self._net = net
         self._phonemizer = phonemizer
         self._request = request
-        self._wanted = ports
+        self._ports = ports
         self._rows = 0  # Number of the rows of the speech so far.
         self._words = 0  # Number of the words of the alignment so far.
         self._characters = 0  # Where the text begins that no told word covers.
@@ -146,12 +146,12 @@ class _Speech:
     @property
     def is_waited_for(self) -> bool:
         """Whether no wanted row has been made yet."""
-        return self._rows <= self._wanted.get(FEATURES, 0)
+        return self._rows <= self._ports.get(FEATURES, 0)
 
     def check_reached(self) -> None:
         """Raises BadRequest for a text that ends before the wanted output."""
         for port, reached, unit in ((FEATURES, self._rows, "frames"), (ALIGNMENT, self._words, "words")):
-            first = self._wanted.get(port, 0)
+            first = self._ports.get(port, 0)
             if reached < first:
                 raise BadRequest("resume.positions", f"the speech has {reached} {unit}: it cannot go on at number {first}")
 
@@ -169,13 +169,13 @@ class _Speech:
             row_count, self.finish_reason = self._request.max_frames - rows_before, FinishReason.LENGTH
         self._rows += row_count
         words: list[SpokenWord] = []
-        if ALIGNMENT in self._wanted:
+        if ALIGNMENT in self._ports:
             sounds = _sounds(parts)
             for run in self._phonemizer.runs(text, reading):
                 begin, end = sounds[run.first][0], min(sounds[run.last - 1][1], row_count)
                 if begin < row_count:
                     self._add_word(words, _word(phrase, run, rows_before + begin, rows_before + end))
-        skipped_words = max(self._wanted.get(ALIGNMENT, 0) - self._words, 0)
+        skipped_words = max(self._ports.get(ALIGNMENT, 0) - self._words, 0)
         self._words += len(words)
         # If the speech ends before the first row of this phrase, its unspoken characters are not reported either.
         is_beyond_end = not row_count and self.finish_reason is FinishReason.LENGTH
@@ -193,7 +193,7 @@ class _Speech:
     def _wanted_rows(self, parts: Sequence[Timed], rows_before: int, row_count: int) -> Rows:
         """The wanted rows of a phrase, [n, FEATURE_WIDTH]. rows_before: rows of the speech before it. row_count: how many rows of the
         phrase belong to the speech, at most."""
-        first = max(self._wanted[FEATURES] - rows_before, 0) if FEATURES in self._wanted else row_count
+        first = max(self._ports[FEATURES] - rows_before, 0) if FEATURES in self._ports else row_count
         if first >= row_count:
             return _NO_ROWS
         return np.concatenate([self._net(timed).numpy() for timed in parts])[first:row_count]

@@ -16,7 +16,7 @@ from omnistage.engine.engine import Engine
 from omnistage.engine.memory import page_bytes, pages_for
 from omnistage.engine.parts import DecoderConfig, rotary
 from omnistage.engine.request import Constraint, Prompt, SequenceRequest
-from omnistage.models.checkpoint.decoder import BIASED, LEAST_THETA
+from omnistage.models.checkpoint.decoder import BIASED, MIN_THETA
 from omnistage.models.checkpoint.files import read_config
 from omnistage.models.checkpoint.weights import Weights
 from omnistage.models.conversation import Turn
@@ -46,9 +46,9 @@ _UNUSED = ("audio_tower.", "visual.")
 
 @dataclass(frozen=True, slots=True)
 class PreparedAnswer(Tokenized):
-    """An answer to be made. begun: the answer with its history, and the request to the engine; None if the text is verbatim or finished."""
+    """An answer to be made. beginning: the answer with its history, and the request to the engine; None for verbatim or finished text."""
 
-    begun: tuple[AnswerAssembler, SequenceRequest] | None
+    beginning: tuple[AnswerAssembler, SequenceRequest] | None
 
 
 class SmolTokenizer(TextTokenizer):
@@ -92,16 +92,16 @@ class SmolThinker(EngineThinker[PreparedAnswer]):
             raise BadRequest("resume.history", "the answer ended in its history, with a stop string")
         with refuse_unfit("thinker"):
             prompt = Prompt.of_tokens(prompt_ids, request.scope.encode())
-            engine_request = self._asked(request, grammar, prompt, min(request.max_tokens, self._context - len(prompt_ids)))
+            engine_request = self._make_request(request, grammar, prompt, min(request.max_tokens, self._context - len(prompt_ids)))
             self.engine.check(engine_request)
         return PreparedAnswer(request, prompt_ids, said_ids, (answer, engine_request))
 
-    async def _begun(
+    async def _begin(
         self, prepared: PreparedAnswer, inputs: AsyncIterator[Piece], ports: Wanted
     ) -> tuple[AnswerAssembler, SequenceRequest]:
-        """See EngineThinker._begun. `_prepared` has made both."""
-        assert prepared.begun is not None, "a finished answer has no port that anybody could want"
-        return prepared.begun
+        """See EngineThinker._begin. `_prepared` has made both."""
+        assert prepared.beginning is not None, "a finished answer has no port that anybody could want"
+        return prepared.beginning
 
 
 def load_thinker(folder: Path, options: LoadOptions | None = None, *, poison: bool = False) -> SmolThinker:
@@ -121,7 +121,7 @@ def load_thinker(folder: Path, options: LoadOptions | None = None, *, poison: bo
         produces=(PortSpec(TEXT, content=Content.TEXT, compact=True),),
         max_sessions=options.sessions,
         constraints=FORMS,
-        settings={**started.settings, "kv_cache_bytes": options.told("kv_cache_bytes", kv_bytes)},
+        settings={**started.settings, "kv_cache_bytes": options.describe("kv_cache_bytes", kv_bytes)},
     )
     return SmolThinker(started.engine, SmolTokenizer(folder, decoder.spec.item_ids), info, decoder.spec.context)
 
@@ -149,7 +149,7 @@ def _read_config(directory: Path) -> tuple[DecoderConfig, float]:
         context=text.size("max_position_embeddings"),
         norm_eps=text.at_least("rms_norm_eps", 0),
     )
-    return sizes, text.section("rope_parameters").at_least("rope_theta", LEAST_THETA)
+    return sizes, text.section("rope_parameters").at_least("rope_theta", MIN_THETA)
 
 
 def _special(tokenizer: Tokenizer, name: str) -> int:

@@ -63,7 +63,7 @@ class SpectrumStream:
         self._net = net
         device = net.head.weight.device
         half = KERNEL // 2
-        self._kept = [torch.zeros(half, IN_WIDTH, device=device)] + [torch.zeros(half, WIDTH, device=device) for _ in net.dec]
+        self._layer_rows = [torch.zeros(half, IN_WIDTH, device=device)] + [torch.zeros(half, WIDTH, device=device) for _ in net.dec]
 
     @torch.inference_mode()
     def push(self, frames: Tensor, last: bool) -> Tensor:
@@ -78,17 +78,17 @@ class SpectrumStream:
     def skip(self, count: int) -> int:
         """Go on as if `count` frames had been pushed, but compute nothing. If nothing came before, `count` must be at least NET_LOOKAHEAD.
         Returns how many spectra `push` would have returned. Spectra are right from NET_LOOKAHEAD frames after the skipped frames on."""
-        is_fresh = self._kept[0].shape[0] == KERNEL // 2  # As in `__init__`: later KERNEL - 1 rows are kept.
-        self._kept = [part.new_zeros(KERNEL - 1, part.shape[1]) for part in self._kept]
+        is_fresh = self._layer_rows[0].shape[0] == KERNEL // 2  # As in `__init__`: later KERNEL - 1 rows are kept.
+        self._layer_rows = [part.new_zeros(KERNEL - 1, part.shape[1]) for part in self._layer_rows]
         return count - NET_LOOKAHEAD if is_fresh else count
 
     def _extend(self, layer: int, rows: Tensor, last: bool) -> Tensor:
         """Join the layer's kept rows, the new rows, and zeros after the end of the phrase; keep the rows that the next call needs."""
-        parts = [self._kept[layer], rows]
+        parts = [self._layer_rows[layer], rows]
         if last:
             parts.append(rows.new_zeros(KERNEL // 2, rows.shape[1]))
         extended = torch.cat(parts)
-        self._kept[layer] = extended[max(extended.shape[0] - (KERNEL - 1), 0) :]
+        self._layer_rows[layer] = extended[max(extended.shape[0] - (KERNEL - 1), 0) :]
         return extended
 
 

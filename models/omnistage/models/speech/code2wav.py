@@ -100,7 +100,7 @@ def sessions_of(session_bytes: int, options: LoadOptions, free: int | None = Non
     """(number of speeches that fit into memory at once, the reason in words). session_bytes: bytes that a speech keeps from window to
     window. free: free bytes after the weights are loaded; None: measure them."""
     if options.max_sessions:
-        return options.max_sessions, options.told("max_sessions", options.max_sessions)
+        return options.max_sessions, options.describe("max_sessions", options.max_sessions)
     room = free_bytes(options.device) if free is None else free
     sessions = min(max(int(SESSIONS_SHARE * room) // session_bytes, 1), options.sessions)
     return sessions, f"{sessions}, {bytes_told(session_bytes)} each, of {bytes_told(room)} that are free"
@@ -159,13 +159,13 @@ class Trial:
     speakers: float
     seconds: Mapping[Hashable, float]
 
-    def most(self, shape: Hashable, waiting_count: int) -> int:
+    def choose_batch_size(self, shape: Hashable, waiting_count: int) -> int:
         """Number of windows of this shape to compute together. waiting_count: number of windows that wait."""
         sizes = next((by_shape[shape] for by_shape in self.together.values() if shape in by_shape), ())
         return next((size for size in sizes if size <= waiting_count), 1)
 
     @property
-    def why(self) -> dict[str, str]:
+    def reasons(self) -> dict[str, str]:
         """Name of each setting -> its reason, for the user."""
         shapes = sum(map(len, self.together.values()))
         stages = "; ".join(f"{stage}: {_stage_text(list(sizes.values()))}" for stage, sizes in self.together.items())
@@ -205,7 +205,7 @@ def try_windows(trials: Trials[Job], schedules: Mapping[str, Schedule], workers:
             results += step_results
             if now_s < deadline_s:
                 # Measured anew, because the first run of a shape is slower.
-                next_results, seconds[shape] = trying.alone(range(1, 1 + TIMED))
+                next_results, seconds[shape] = trying.step_alone(range(1, 1 + TIMED))
                 if now_s - begin_s < SLOW_SECONDS:
                     exact_sizes[shape] = sizes_to_try = trying.exact(sizes_to_try, [*step_results, *next_results])
             if trials.halves and side_by_side > 1 and now_s < deadline_s:
@@ -248,7 +248,7 @@ class _Trying(Generic[Job]):
         """The result of one step of `size` windows."""
         return self._trials.step([self._job(number) for number in range(size)], aside)
 
-    def alone(self, seeds: Iterable[int]) -> tuple[list[torch.Tensor], float]:
+    def step_alone(self, seeds: Iterable[int]) -> tuple[list[torch.Tensor], float]:
         """The result of each of these windows in a step of its own, and the median of the seconds of these steps."""
         results, times = list[torch.Tensor](), list[float]()
         for seed in seeds:
@@ -261,7 +261,7 @@ class _Trying(Generic[Job]):
         """The numbers of windows, out of `sizes`, that have the same bits in one step as each window alone; descending. first_results: the
         results of the first windows."""
         seeds = range(len(first_results), max(sizes, default=0))
-        further_results = self.alone(seeds)[0] if seeds else []
+        further_results = self.step_alone(seeds)[0] if seeds else []
         expected = [*first_results, *further_results]
         return tuple(size for size in sizes if all(map(torch.equal, self.step(size), expected)))
 

@@ -77,7 +77,7 @@ class Arrivals:
         self._first_at = self._last_at = 0.0
         self._first_count = self._count = 0  # number of codes that came first together, and of all codes
 
-    def came(self, now_s: float, codes: int) -> None:
+    def record(self, now_s: float, codes: int) -> None:
         """Record that this many codes came at the time `now_s`, in seconds of any clock."""
         if codes:
             if not self._count:

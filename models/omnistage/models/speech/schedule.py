@@ -27,13 +27,13 @@ ALL_CODES = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The window of the codes [begin - context, end + ahead) of a speech, of which the chunk [begin, end) becomes sound. fresh: whether it
-    needs no state of an earlier window. last: whether the speech ends with its chunk."""
+    """The window of the codes [begin - context, end + ahead_codes) of a speech, of which the chunk [begin, end) becomes sound. fresh:
+    whether it needs no state of an earlier window. last: whether the speech ends with its chunk."""
 
     begin: int
     end: int
     context: int
-    ahead: int
+    ahead_codes: int
     fresh: bool
     last: bool
 
@@ -45,19 +45,19 @@ class Window:
     @property
     def past(self) -> int:
         """Number of the last code that the window sees, plus 1."""
-        return self.end + self.ahead
+        return self.end + self.ahead_codes
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """Cuts a speech into windows. sizes: numbers of blocks of the first chunk, the second and so on; the last number is repeated; empty:
-    the whole speech is one chunk. ahead: number of blocks after its chunk that a window sees. block: number of codes in a block. context:
+    the whole speech is one chunk. ahead_blocks: how many blocks after its chunk a window sees. block: number of codes in a block. context:
     number of blocks before its chunk on which the sound of a window depends; if windows are refreshed, of a refreshed window. refresh:
     least number of blocks from one refresh to the next, and so the largest number that a replica which takes over computes again; 0: no
     window is refreshed."""
 
     sizes: tuple[int, ...]
-    ahead: int
+    ahead_blocks: int
     block: int
     context: int
     refresh: int
@@ -68,8 +68,8 @@ class Schedule:
         begin, context, fresh = self.begin(number), self._context(number), self._is_fresh(number)
         if self.sizes:
             end = begin + self.sizes[min(number, self.growing)] * self.block
-            if codes >= end + self.ahead * self.block:
-                return Window(begin, end, context, self.ahead * self.block, fresh, False)
+            if codes >= end + self.ahead_blocks * self.block:
+                return Window(begin, end, context, self.ahead_blocks * self.block, fresh, False)
         if not has_ended or begin >= codes:
             return None
         # No codes follow after the speech, so all the rest is the last chunk.
@@ -99,7 +99,7 @@ class Schedule:
         than `holding` returns. That is unknown before the speech ends."""
         if not self.sizes:
             return 0
-        number = self.holding(max(code - self.ahead * self.block, 0))
+        number = self.holding(max(code - self.ahead_blocks * self.block, 0))
         if not self.refresh:
             return self.holding(max(self.begin(number) - self.context * self.block, 0))
         # Refreshed windows are `_every` windows apart, counted from the first window of the last size, whose number is `growing`.
@@ -142,7 +142,7 @@ class Schedule:
 
 class Codes:
     """Holds the frames of codes of a speech. first: number of the first frame that is needed; earlier frames may come and are dropped.
-    width: number of codes in a frame. `_past`: see `came`; None: no frame came."""
+    width: number of codes in a frame. `_past`: see `end_frame`; None: no frame came."""
 
     def __init__(self, first: int, width: int) -> None:
         self._first = first
@@ -153,7 +153,7 @@ class Codes:
         return len(self._frames)
 
     @property
-    def came(self) -> int:
+    def end_frame(self) -> int:
         """Number of the last frame that came, plus 1; 0: none came."""
         return self._past or 0
 

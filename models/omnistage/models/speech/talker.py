@@ -79,7 +79,7 @@ Page = tuple[torch.Tensor, bytes]
 
 class Opening:
     """The beginning of one speech. Call `take` with each piece until it is `complete`; meanwhile its rows can be read page by page. places:
-    places of the conversation's rows, int64 [axes, rows]; empty until all have come. reply: rows of the answer that have come. ended:
+    places of the conversation's rows, int64 [axes, rows]; empty until all have come. reply: rows of the answer that have come. has_ended:
     whether no more rows of the answer come. `_missing`: ports whose end has not come."""
 
     def __init__(self, axes: int, between: torch.Tensor, context: int) -> None:
@@ -94,11 +94,11 @@ class Opening:
         self._parts: list[torch.Tensor] = []  # places that have come
         self.places: NDArray[np.int64] = np.zeros((axes, 0), np.int64)
         self.reply: list[torch.Tensor] = []
-        self.ended = False
+        self.has_ended = False
 
     @property
     def complete(self) -> bool:
-        return not self._missing and bool(self.reply or self.ended)
+        return not self._missing and bool(self.reply or self.has_ended)
 
     @property
     def readable(self) -> bool:
@@ -122,7 +122,7 @@ class Opening:
             self._count[piece.port] += len(rows)
         if piece.last:
             self._missing.discard(piece.port)
-            self.ended = self.ended or piece.port == HIDDEN
+            self.has_ended = self.has_ended or piece.port == HIDDEN
             if piece.port == PLACES and self._parts:
                 self.places = torch.cat(self._parts).to(torch.int64).T.numpy()
         self._check()
@@ -160,21 +160,21 @@ async def next_rows(inputs: AsyncIterator[Piece]) -> Piece:
 
 class PortFeed:
     """Passes the rows of a port to a sequence as they come, while the caller takes the sequence's items. rows: number of rows passed so
-    far, including `end_rows`. ended: whether all rows have been passed."""
+    far, including `end_rows`. has_ended: whether all rows have been passed."""
 
     def __init__(self, stream: SequenceStream, inputs: AsyncIterator[Piece], port: str, end_rows: torch.Tensor | None = None) -> None:
         """stream: the sequence. inputs: pieces of all ports. port: the port whose rows are used. end_rows: rows [n, width] that follow the
         port's last row; None: there are none."""
         self._stream, self._inputs, self._port, self._end_rows = stream, inputs, port, end_rows
         self._task: asyncio.Task[None] | None = None
-        self.rows, self.ended = 0, False
+        self.rows, self.has_ended = 0, False
 
     def give(self, rows: torch.Tensor, *, last: bool) -> None:
         """Pass the next rows [n, width] to the sequence; do not change them afterwards. last: the port has no more."""
         if last and self._end_rows is not None:
             rows = torch.cat((rows, self._end_rows))
         self.rows += len(rows)
-        self.ended = last
+        self.has_ended = last
         self._stream.append(rows, end=last)
 
     @asynccontextmanager
@@ -206,7 +206,7 @@ class PortFeed:
 
     async def _feed(self) -> None:
         """The task that passes rows until the last row."""
-        while not self.ended:
+        while not self.has_ended:
             piece = await next_rows(self._inputs)
             if piece.port == self._port:
                 self.give(tensor_of(cast(Array, piece.content)), last=piece.last)
@@ -235,7 +235,7 @@ class Blocks:
 SPEAKERS = 8
 """Number of speeches at once when it is measured how many speakers the Talker serves in real time."""
 
-LEAST_MEASURED = 4
+MIN_MEASURED_CHUNKS = 4
 """Least number of frames of each speech in this measurement. It is above 1, because the first frame comes with the prompt."""
 
 
@@ -243,23 +243,23 @@ LEAST_MEASURED = 4
 class Manner:
     """The constants of a family's Talker. place: how many numbers a place has on the port of places. codes: the output port. block: number
     of frames that go out together, after the first frame. ends: first codes that end a speech. silent: first codes that are never drawn.
-    seen: first codes that the repetition penalty counts as drawn before the first frame."""
+    seen_codes: first codes that the repetition penalty counts as drawn before the first frame."""
 
     place: int
     codes: PortSpec
     block: int
     ends: frozenset[int]
     silent: frozenset[int]
-    seen: frozenset[int] = frozenset()
+    seen_codes: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AddedRows:
     """Rows [n, row_size] that a Talker adds. between: name of a voice -> rows between the conversation and the answer, equally many for
-    each voice. behind: the two rows after the last row of an answer: a row for the end of the text, and a row for nothing."""
+    each voice. end_rows: the two rows after the last row of an answer: a row for the end of the text, and a row for nothing."""
 
     between: Mapping[str, torch.Tensor]
-    behind: torch.Tensor
+    end_rows: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,18 +287,18 @@ class RowTalker(EngineModel):
     async def warm_up(self) -> None:
         """Speak a little, to touch every weight; then speak several answers at once, to measure how many speakers it serves in real
         time."""
-        await self._spoken(SpeechRequest(seed=0, max_frames=2))
+        await self._speak_token(SpeechRequest(seed=0, max_frames=2))
         thread, device = self.engine.activity, self.engine.spec.device.type
         begin_s = computing_s(thread, device)
-        max_frames = max(self._manner.block, LEAST_MEASURED)
-        frames = await asyncio.gather(*(self._spoken(SpeechRequest(seed, max_frames=max_frames)) for seed in range(SPEAKERS)))
+        max_frames = max(self._manner.block, MIN_MEASURED_CHUNKS)
+        frames = await asyncio.gather(*(self._speak_token(SpeechRequest(seed, max_frames=max_frames)) for seed in range(SPEAKERS)))
         seconds = max(sum(frames), 1) / self._manner.codes.rate_hz
         speakers = seconds / (computing_s(thread, device) - begin_s)
         self.info = replace(self.info, settings={**self.info.settings, "real_time_speakers": speakers_text(speakers)})
 
-    async def _spoken(self, request: SpeechRequest) -> int:
+    async def _speak_token(self, request: SpeechRequest) -> int:
         """Speak an answer of one token; returns the number of frames."""
-        rows = array_of(self._added.behind[:1])
+        rows = array_of(self._added.end_rows[:1])
         places = np.zeros((1, self._manner.place), np.int32)
         pieces = [Piece(PROMPT, 0, True, rows), Piece(PLACES, 0, True, places), Piece(HIDDEN, 0, True, rows)]
         async with aclosing(self.speak(await self.prepare(request), _in_turn(pieces), {self._manner.codes.name: 0})) as frames:
@@ -319,14 +319,14 @@ class RowTalker(EngineModel):
         """See TalkerModel.speak. An answer whose only token is its end has no row, and no speech."""
         request, width = prepared.request, self._manner.codes.width
         async with AsyncExitStack() as stack:
-            opening, stream = await self._begun(prepared, inputs, stack)
+            opening, stream = await self._begin(prepared, inputs, stack)
             if stream is None:
                 if request.history_items:
                     raise BadRequest("resume.history", "there is nothing to speak, and frames are there already")
                 yield Frames(np.empty((0, width), np.uint32), FinishReason.STOP)
                 return
-            feed = PortFeed(stream, inputs, HIDDEN, self._added.behind)
-            feed.give(torch.cat(opening.reply)[1:], last=opening.ended)
+            feed = PortFeed(stream, inputs, HIDDEN, self._added.end_rows)
+            feed.give(torch.cat(opening.reply)[1:], last=opening.has_ended)
             blocks = Blocks(self._manner.block, len(request.history_items))
             async with feed.feeding():
                 while True:
@@ -338,7 +338,7 @@ class RowTalker(EngineModel):
                     if reason is not None:
                         return
 
-    async def _begun(
+    async def _begin(
         self, prepared: PreparedSpeaker, inputs: AsyncIterator[Piece], stack: AsyncExitStack
     ) -> tuple[Opening, SequenceStream | None]:
         """Begin a speech: collect its beginning, and start the sequence while the beginning comes, because a Thinker sends the rows of a
@@ -379,7 +379,7 @@ class RowTalker(EngineModel):
             end_ids=self._manner.ends,
             banned=self._manner.silent,
             history=request.history_items,
-            seen=self._manner.seen,
+            seen_ids=self._manner.seen_codes,
             appended=True,
             client=request.client,
         )

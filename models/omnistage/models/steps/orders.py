@@ -80,7 +80,7 @@ class Fair(Generic[J]):
         self._max_jobs = max_jobs
         self._waiting: dict[J, _Queued] = {}
         self._admitted: dict[J, _Queued] = {}
-        self._now = 0.0  # Virtual time.
+        self._virtual_time = 0.0
         self._last_due: dict[str, float] = {}
         """When the last job of each client is due. It is kept after that job, so that nobody gets more by asking again and again."""
 
@@ -98,8 +98,8 @@ class Fair(Generic[J]):
         if cost > self._budget:
             raise TooCostly(f"it costs {cost}, and all together may cost {self._budget}")
         # A client whose last job is due in the past needs no entry: its next job counts from now.
-        self._last_due = {name: due for name, due in self._last_due.items() if due > self._now}
-        due = self._last_due[client] = self._last_due.get(client, self._now) + cost * steps
+        self._last_due = {name: due for name, due in self._last_due.items() if due > self._virtual_time}
+        due = self._last_due[client] = self._last_due.get(client, self._virtual_time) + cost * steps
         self._waiting[job] = _Queued(cost, client, due, cost * steps)
 
     def withdraw(self, job: J) -> None:
@@ -152,9 +152,9 @@ class Fair(Generic[J]):
         for job in jobs:
             entry = self._admitted[job]
             entry.work_left -= entry.cost
-            self._now += entry.cost / len(clients)
+            self._virtual_time += entry.cost / len(clients)
             if entry.work_left < 0:
-                entry.due = max(entry.due, self._now) + entry.cost
+                entry.due = max(entry.due, self._virtual_time) + entry.cost
                 self._last_due[entry.client] = max(self._last_due.get(entry.client, 0.0), entry.due)
 
     def _together(self, able: list[J], key_of: Key[J], share: int) -> list[J]:

@@ -345,7 +345,7 @@ class AnswerAssembler:
         begin = self._detokenizer.decoded
         text = self._detokenizer.push(token_id)
         if self._wants_rows and self._count - self._thought_tokens >= self._first_row:
-            self._spans.append(_Span(begin, self._detokenizer.needed))
+            self._spans.append(_Span(begin, self._detokenizer.needed_characters))
             if self._row_of is not None:
                 self.rows(self._row_of(token_id))
         self._count += 1
@@ -368,7 +368,7 @@ class AnswerAssembler:
     def _is_final(self, span: _Span) -> bool:
         """Whether the text of a token is final. A token that a stop string cuts in the middle counts as final and is spoken whole, because
         otherwise its visible part would not be heard."""
-        final_end = self._detokenizer.given
+        final_end = self._detokenizer.given_characters
         if span.end <= final_end:
             return True
         return self.ended and (span.begin < final_end or not self._detokenizer.stopped)

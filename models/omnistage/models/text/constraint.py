@@ -63,7 +63,7 @@ class GrammarTrials:
         """Wait for the client's turn, try the constraint, and then make its grammar, which counts for its host as long as it lives.
         Raises UnfitConstraint if it cannot be made within the bounds of a trial, and Full if that could not be found out, or if running
         answers take too much memory for grammars. If the caller is cancelled, the trial ends."""
-        async with self._turns.taken(client):
+        async with self._turns.hold(client):
             size_bytes = max(await self._try(constraint), MIN_GRAMMAR_BYTES)
             self._check_room(client, size_bytes)
             grammar = await make()
@@ -92,7 +92,7 @@ class GrammarTrials:
 
     async def start(self) -> None:
         """Start the process, so that the first constraint need not wait for that. Raises Full."""
-        async with self._turns.taken(""):
+        async with self._turns.hold(""):
             with _failures_as_full():
                 await self._live_process()
 

@@ -120,7 +120,7 @@ class Started:
             option_values["tensor_parallel_size"] = options.tensor_parallel_size
         option_values["enable_cache"] = options.keeps_prompts
         settings = {
-            **{name: options.told(name, value) for name, value in option_values.items()},
+            **{name: options.describe(name, value) for name, value in option_values.items()},
             **memory_texts(folder),
             "products": decoder.products,
             "attention": engine.attention.reason,

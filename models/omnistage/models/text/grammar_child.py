@@ -39,7 +39,7 @@ from omnistage.models.text.grammar import (
 
 PR_SET_PDEATHSIG = 1
 MESSAGE_BYTES = 1 << 16
-READY, TAKEN = b"ready", b"taken"
+READY, RECEIPT = b"ready", b"taken"
 
 
 class GreedyTokenizer:
@@ -73,7 +73,7 @@ def serve(channel: socket.socket) -> None:
         content, descriptors = _read_message(channel)
         if not content:
             return
-        channel.send(TAKEN)
+        channel.send(RECEIPT)
         form, text, choices = json.loads(content)
         outcome = _try(tokenizer, vocabulary, TextConstraint(form, text, tuple(choices)), descriptors[0])
         if "passed" in outcome:

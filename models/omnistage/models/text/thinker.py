@@ -121,7 +121,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
         self._check(request)
         thinks = None if request.verbatim else self.tokenizer.thinks
         grammar = await self._constraints.of(request, thinks if thinks and thinks.is_open else None)
-        async with self._turns.taken(request.client):
+        async with self._turns.hold(request.client):
             return await self._worker.run(partial(self._tokenized, request, grammar))
 
     def _check(self, request: TextRequest) -> None:
@@ -173,7 +173,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
 
     @abstractmethod
     def _prepared(self, request: TextRequest, prompt_ids: tuple[int, ...], said_ids: tuple[int, ...], grammar: Constraint | None) -> P:
-        """The argument of `_begun` for a request, made on the tokenizer's thread. prompt_ids, said_ids: as in Tokenized. Raises
+        """The argument of `_begin` for a request, made on the tokenizer's thread. prompt_ids, said_ids: as in Tokenized. Raises
         BadRequest."""
 
     def _thought(self, request: TextRequest) -> Thought | None:
@@ -181,7 +181,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
         marks = None if request.verbatim else self.tokenizer.thinks
         return None if marks is None else Thought(marks, self.tokenizer.piece, is_laid_out=request.constraint is None)
 
-    def _asked(
+    def _make_request(
         self,
         request: TextRequest,
         grammar: Constraint | None,
@@ -234,7 +234,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
 
     async def _think(self, prepared: P, inputs: AsyncIterator[Piece], ports: Wanted) -> AsyncGenerator[TextPiece | TensorRows, None]:
         """Yields an answer of the engine, or verbatim text with its rows."""
-        answer, engine_request = await self._begun(prepared, inputs, ports)
+        answer, engine_request = await self._begin(prepared, inputs, ports)
         answer.asked_with(len(engine_request.prompt))
         with refuse_unfit("thinker"):
             submitted = self.engine.submit(engine_request)
@@ -246,7 +246,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
                     yield piece
 
     @abstractmethod
-    async def _begun(self, prepared: P, inputs: AsyncIterator[Piece], ports: Wanted) -> tuple[AnswerAssembler, SequenceRequest]:
+    async def _begin(self, prepared: P, inputs: AsyncIterator[Piece], ports: Wanted) -> tuple[AnswerAssembler, SequenceRequest]:
         """(the answer up to the end of its history, the request to the engine). A long history is assembled on a thread. This is not called
         for verbatim text whose rows are not wanted. The engine checks the request later. Raises BadRequest or Full."""
 

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from omnistage.models.fetch.disk import LOCK, OwnFolder, sweep
+from omnistage.models.fetch.own_files import LOCK, OwnFolder, sweep
 from omnistage.models.reports import LoadError, ShowProgress, show_nothing
 
 TOKENIZERS = ("built", "qwen")

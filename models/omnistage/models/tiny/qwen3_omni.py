@@ -29,8 +29,8 @@ from omnistage.models.tiny.weights import State, WeightDistribution, published_w
 PREPROCESSOR: Values = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "processor_class": "Qwen3OmniMoeProcessor"}
 """Entries of preprocessor_config.json that are added to the entries for both families."""
 
-WRITTEN = (*ORDINARY, "<tool_response>", "</tool_response>", OPENS, CLOSES)
-SPOKEN = (*("<|audio_start|>", "<|audio_end|>", "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>", "<tts_text_bos_single>", "<|audio_pad|>"),)
+TEXT_TOKENS = (*ORDINARY, "<tool_response>", "</tool_response>", OPENS, CLOSES)
+TTS_TOKENS = ("<|audio_start|>", "<|audio_end|>", "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>", "<tts_text_bos_single>", "<|audio_pad|>")
 """Special tokens that stand last in the published vocabulary."""
 
 TOKENS = (*("<|image_pad|>", "<|audio_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|audio_start|>", "<|audio_end|>"),)
@@ -52,7 +52,7 @@ THINKING_TEMPLATE = TEMPLATE.replace(_TEXT, _ANSWER.replace("CLOSES", CLOSES).re
 
 MAX_TOKENS = 131072
 DESIGN = TokenizerDesign(
-    *(VISION_SPECIAL, MAX_TOKENS, WRITTEN, SPOKEN, dict(zip(ROLES, TOKENS, strict=True)), TEMPLATE, "Qwen3OmniMoeProcessor"),
+    *(VISION_SPECIAL, MAX_TOKENS, TEXT_TOKENS, TTS_TOKENS, dict(zip(ROLES, TOKENS, strict=True)), TEMPLATE, "Qwen3OmniMoeProcessor"),
     repeats=False,
 )
 

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from transformers import Qwen2Tokenizer
 
 from omnistage.engine.detokenizer import byte_alphabet
-from omnistage.models.fetch.disk import cache_directory
+from omnistage.models.fetch.own_files import cache_directory
 from omnistage.models.fetch.packages import Package, Recipe, fetch_folder
 from omnistage.models.reports import FetchError, ShowProgress
 from omnistage.models.tiny.makers import write_json

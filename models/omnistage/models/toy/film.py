@@ -48,7 +48,7 @@ PROGRESS, CHECKPOINT = "progress", "checkpoint"
 SIDE, STEPS, GUIDANCE = 32, 6, 4
 PATCH_PIXELS = 64
 """Pixels of one plane that cost one unit, for each side of the guidance."""
-MOST_KEPT = 1 << 16
+MAX_CHECKPOINT_NUMBERS = 1 << 16
 """The limit of numbers in the checkpoint of a job; a larger state is not kept."""
 
 
@@ -75,13 +75,13 @@ class FilmOptions:
 
 
 class ToyFilmJob:
-    """One drawing. latent: its planes after `step` steps. before: the model's result in the last step. made: its result in the next."""
+    """One drawing. latent: its planes after `step` steps. before: the model's result in the last step. result: its result in the next."""
 
     def __init__(self, scene: ToyScene, ports: Wanted) -> None:
-        self.scene, self.wanted, self.step = scene, ports, 0
+        self.scene, self.ports, self.step = scene, ports, 0
         places = (range(scene.planes), range(scene.height), range(scene.width))
         self.latent = formulas.noise(scene.request.seed, *map(np.array, places))
-        self.before = self.made = np.zeros_like(self.latent)
+        self.before = self.result = np.zeros_like(self.latent)
 
 
 class Pauses:
@@ -107,7 +107,7 @@ class FilmMaker(Toy):
 
     def __init__(self, options: FilmOptions) -> None:
         super().__init__(ToyOptions(options.interval_s, options.max_chunk))
-        self._pictures, self._film, self._sound = ToyPictures(), ToyFilm(self._cut), Noise(self._cut)
+        self._pictures, self._film, self._sound = ToyPictures(), ToyFilm(self._draw_count), Noise(self._draw_count)
         self._options = options
         self.info = ModelInfo(
             NAME,
@@ -204,21 +204,21 @@ class FilmMaker(Toy):
         self.groups.append(len(jobs))
         latents = formulas.expert(self._expert(jobs[0])) * np.concatenate([job.latent for job in jobs])
         for job, part in zip(jobs, np.split(latents, np.cumsum([len(job.latent) for job in jobs])[:-1]), strict=True):
-            job.made = part
+            job.result = part
 
     def take(self, job: ToyFilmJob) -> Sequence[Drawn]:
         """See Drawing.take: finish the step; returns its progress, a preview if one is due, and the checkpoint in the middle."""
         scene, previews = job.scene, job.scene.request.previews
         job.step += 1
-        job.latent = (job.made + self._options.multistep * job.before + scene.steer + job.step) % 256
-        job.before = job.made % 256
-        outputs: list[Drawn] = [StepsDone(job.step, scene.steps)] if PROGRESS in job.wanted else []
+        job.latent = (job.result + self._options.multistep * job.before + scene.steer + job.step) % 256
+        job.before = job.result % 256
+        outputs: list[Drawn] = [StepsDone(job.step, scene.steps)] if PROGRESS in job.ports else []
         is_preview_due = job.step * previews // scene.steps > (job.step - 1) * previews // scene.steps
-        if IMAGE in job.wanted and is_preview_due:
-            outputs.append(Preview(png((job.latent[0] // 16 * 16).astype(np.uint8)), STILL, job.step))  # In 16 shades.
-        # If the checkpoint is not asked for, MOST_KEPT stands for a place that no row reaches.
-        if job.step == scene.steps // 2 and job.wanted.get(CHECKPOINT, MOST_KEPT) < self._checkpoint_rows(scene):
-            outputs.append(TensorRows(CHECKPOINT, self._state(job)[job.wanted[CHECKPOINT] :]))
+        if IMAGE in job.ports and is_preview_due:
+            outputs.append(Preview(png((job.latent[0] // 16 * 16).astype(np.uint8)), PICTURE, job.step))  # In 16 shades.
+        # If the checkpoint is not asked for, MAX_CHECKPOINT_NUMBERS stands for a place that no row reaches.
+        if job.step == scene.steps // 2 and job.ports.get(CHECKPOINT, MAX_CHECKPOINT_NUMBERS) < self._checkpoint_rows(scene):
+            outputs.append(TensorRows(CHECKPOINT, self._state(job)[job.ports[CHECKPOINT] :]))
         return outputs
 
     def is_done(self, job: ToyFilmJob) -> bool:
@@ -229,14 +229,14 @@ class FilmMaker(Toy):
 
     def decode(self, job: ToyFilmJob) -> Generator[Drawn, None, None]:
         for product in self.products(job.scene.request):
-            yield from product.decode(job.scene, job.latent, job.wanted)
+            yield from product.decode(job.scene, job.latent, job.ports)
 
     # The state from which another replica goes on in the middle of the steps -----------------------------------------------------------
 
     def _checkpoint_rows(self, scene: ToyScene) -> int:
         """The number of rows in the checkpoint of a scene; 0 if it would be too large or there is only one step."""
         values = (1 + self._options.multistep) * scene.planes * scene.height * scene.width
-        return values if values <= MOST_KEPT and scene.steps > 1 else 0
+        return values if values <= MAX_CHECKPOINT_NUMBERS and scene.steps > 1 else 0
 
     def _state(self, job: ToyFilmJob) -> NDArray[np.uint32]:
         parts = (job.latent, job.before) if self._options.multistep else (job.latent,)
@@ -262,7 +262,7 @@ def load_film(folder: Path | None, options: LoadOptions) -> FilmMaker:
 
 NAME = "toy-film"
 IMAGE, VIDEO, AUDIO = "image", "video", "audio"
-STILL, FILM, SOUND = "image/png", "video/x-grey8", "audio/x-pcm16"
+PICTURE, FILM, SOUND = "image/png", "video/x-grey8", "audio/x-pcm16"
 """The types that a request may name. A film is one byte for each pixel of each frame, without a header."""
 
 MAX_SIDE, MAX_FRAMES, MAX_SECONDS = 256, 64, 10
@@ -297,7 +297,7 @@ class ToyPictures:
     """Implements `Product`: one or more pictures, each in layers."""
 
     ports = (PortSpec(IMAGE, Content.IMAGE),)
-    media_type = STILL
+    media_type = PICTURE
 
     def check(self, request: DrawRequest) -> None:
         check_most("width", request.width, MAX_SIDE)
@@ -310,14 +310,14 @@ class ToyPictures:
         count, layers = self.items(scene)[IMAGE], max(scene.request.layers, 1)
         for number in range(ports.get(IMAGE, count), count):  # None if the port is not asked for.
             result, layer = divmod(number, layers)
-            yield EncodedPicture(png(formulas.layer(latent[result], layer)), STILL, layer)
+            yield EncodedPicture(png(formulas.layer(latent[result], layer)), PICTURE, layer)
 
 
 @dataclass(frozen=True, slots=True)
 class ToyFilm:
-    """Implements `Product`: a film. cut: returns how many frames the next piece has."""
+    """Implements `Product`: a film. draw_count: returns how many frames the next piece has."""
 
-    cut: Callable[[], int]
+    draw_count: Callable[[], int]
     ports = (PortSpec(VIDEO, Content.VIDEO),)
     media_type = FILM
 
@@ -335,16 +335,16 @@ class ToyFilm:
         limit, frames = MAX_CLIP_BYTES // (scene.height * scene.width), scene.request.frames
         frame = ports.get(VIDEO, frames)
         while frame < frames:
-            part = latent[frame : frame + min(self.cut(), limit)].astype(np.uint8)
+            part = latent[frame : frame + min(self.draw_count(), limit)].astype(np.uint8)
             frame += len(part)
             yield Clip(part.tobytes(), FILM, len(part))
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Implements `Product`: sound. cut: returns how many thousand samples the next piece has."""
+    """Implements `Product`: sound. draw_count: returns how many thousand samples the next piece has."""
 
-    cut: Callable[[], int]
+    draw_count: Callable[[], int]
     ports = (PortSpec(AUDIO, Content.AUDIO, rate_hz=formulas.SAMPLE_RATE_HZ, width=1),)
     media_type = SOUND
 
@@ -358,6 +358,6 @@ class Noise:
         samples = self.items(scene)[AUDIO]
         sample = ports.get(AUDIO, samples)
         while sample < samples:
-            count = min(1000 * self.cut(), samples - sample)
+            count = min(1000 * self.draw_count(), samples - sample)
             yield Sound(formulas.film_sound(scene.request.seed, scene.steer, sample, count))
             sample += count

@@ -97,10 +97,10 @@ class _Omni(Toy):
 
 @dataclass(frozen=True, slots=True)
 class PreparedToy:
-    """A request. seen: the contents of its parts, in order. A `Streamed` stands for a medium that still has to come on its port."""
+    """A request. contents: of its parts, in order. A `Streamed` stands for a medium that still has to come on its port."""
 
     request: TextRequest
-    seen: tuple[formulas.Seen | Streamed, ...]
+    contents: tuple[formulas.Seen | Streamed, ...]
 
 
 class OmniThinker(_Omni):
@@ -141,7 +141,7 @@ class OmniThinker(_Omni):
         """See ThinkerModel.generate. Prompt rows come first; the row of a token comes a step after the token."""
         request, total = prepared.request, self._length(prepared.request)
         streamed = await self._streamed(prepared, inputs)
-        parts = [streamed[one.port] if isinstance(one, Streamed) else one for one in prepared.seen]
+        parts = [streamed[one.port] if isinstance(one, Streamed) else one for one in prepared.contents]
         first, prompt_rows = await asyncio.to_thread(self._read_through, parts, request.seed, ports)
         for rows in prompt_rows:
             yield rows
@@ -161,7 +161,7 @@ class OmniThinker(_Omni):
             if not answer.ended:
                 if self.omni.interval_s:
                     await asyncio.sleep(self.omni.interval_s)
-                tokens = [formulas.later_token(first, n + i) for i in range(min(self._cut(), total - n))]
+                tokens = [formulas.later_token(first, n + i) for i in range(min(self._draw_count(), total - n))]
                 for token in tokens:
                     answer.token(token)
                 n += len(tokens)
@@ -175,15 +175,15 @@ class OmniThinker(_Omni):
     async def _streamed(self, prepared: PreparedToy, inputs: AsyncIterator[Piece]) -> dict[str, formulas.Seen]:
         """Wait until all media on ports are complete; returns their contents, by port."""
         sound = [np.empty(0, np.int16)]
-        is_sound_whole = not any(isinstance(one, Streamed) and one.port == MICROPHONE.name for one in prepared.seen)
-        async with self._files(prepared.seen) as files:
+        is_sound_whole = not any(isinstance(one, Streamed) and one.port == MICROPHONE.name for one in prepared.contents)
+        async with self._files(prepared.contents) as files:
             while not (is_sound_whole and files.are_whole):
                 piece = await next_piece(inputs)
                 if not await files.take(piece) and piece.port == MICROPHONE.name:
                     assert isinstance(piece.content, np.ndarray)
                     sound.append(np.clip(np.rint(piece.content[:, 0] * 32768), -32768, 32767).astype(np.int16))
                     is_sound_whole = piece.last
-            read = {port: await asyncio.to_thread(_look_at_port, medium) for port, medium in files.whole.items()}
+            read = {port: await asyncio.to_thread(_look_at_port, medium) for port, medium in files.complete_media.items()}
         return {MICROPHONE.name: np.concatenate(sound), **read}
 
     def _read_through(self, parts: Sequence[formulas.Seen], seed: int, ports: Wanted) -> tuple[int, list[TensorRows]]:
@@ -271,7 +271,7 @@ class OmniTalker(_Omni):
                 is_over = piece.last
             else:
                 prompt.take(piece.port, content, last=piece.last)
-            if not prompt.whole:
+            if not prompt.is_whole:
                 continue
             frames = []
             tail = [0] * formulas.TAIL if is_over else []
@@ -290,13 +290,13 @@ class OmniTalker(_Omni):
     def _cuts(self, frames: Sequence[Sequence[int]]) -> Iterator[Sequence[Sequence[int]]]:
         """Cut frames into pieces of random size."""
         while frames:
-            size = self._cut()
+            size = self._draw_count()
             yield frames[:size]
             frames = frames[size:]
 
 
 class _Prompt:
-    """Adds up a prompt for the Talker. whole: whether all of it has come. key: its sum, from which the first frame is made."""
+    """Adds up a prompt for the Talker. is_whole: whether all of it has come. key: its sum, from which the first frame is made."""
 
     def __init__(self, voice: str) -> None:
         self._sum = 100 * VOICES.index(voice or VOICES[0])
@@ -310,7 +310,7 @@ class _Prompt:
             self._missing.discard(port)
 
     @property
-    def whole(self) -> bool:
+    def is_whole(self) -> bool:
         return not self._missing
 
     @property

@@ -108,7 +108,7 @@ class Toy:
     async def close(self) -> None:
         return
 
-    def _cut(self) -> int:
+    def _draw_count(self) -> int:
         return random.randint(1, self.options.max_chunk)
 
 
@@ -116,11 +116,11 @@ class FirstTokens:
     """Implements `ThoughtLike`: the first `max_tokens` of an answer are its thought."""
 
     def __init__(self, max_tokens: int) -> None:
-        self.count, self._most = 0, max_tokens
+        self.count, self._max_tokens = 0, max_tokens
 
     def take(self, token_id: int) -> str | None:
         """The word of a token of the thought; None for a token of the answer."""
-        if self.count == self._most:
+        if self.count == self._max_tokens:
             return None
         self.count += 1
         return formulas.word(token_id)
@@ -180,7 +180,7 @@ class ToyThinker(Toy):
         while not answer.ended:
             if self.options.interval_s and n < total:
                 await asyncio.sleep(self.options.interval_s)
-            for _ in range(min(self._cut(), total - n)):
+            for _ in range(min(self._draw_count(), total - n)):
                 token = formulas.later_token(first, n)
                 answer.token(token)
                 if "hidden" in ports and n >= thinks:
@@ -206,7 +206,7 @@ class ToyThinker(Toy):
         """Make the wanted rows of the history's tokens, without a pause: in a prefill they cost next to nothing."""
         remaining = tuple(history[ports["hidden"] :]) if "hidden" in ports else ()
         while remaining:
-            count = self._cut()
+            count = self._draw_count()
             tokens, remaining = remaining[:count], remaining[count:]
             answer.rows(self._rows(tokens))
             yield from answer.take()
@@ -261,7 +261,7 @@ class ToyTalker(Toy):
                     yield Frames(codes[: len(codes) - excess], FinishReason.LENGTH)
                 return
             while ports and len(codes):
-                count = min(self._cut(), len(codes))
+                count = min(self._draw_count(), len(codes))
                 yield Frames(codes[:count])
                 codes = codes[count:]
         if frame_count < first:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from omnistage.cli.make.files import OutputFile
     from omnistage.client.options import Options
 
-MOST_REQUESTS, MOST_TOKENS, MOST_AT_ONCE = 1_000_000, 32768, 4096
+MAX_REQUESTS, MAX_TOKENS, MAX_CONCURRENCY = 1_000_000, 32768, 4096
 
 Pipeline = Annotated[str, typer.Option(*("--pipeline", "--model"), metavar="NAME", help="See `omnistage pipelines`; default: its own.")]
 Concurrency = Annotated[
@@ -34,17 +34,17 @@ Rate = Annotated[
 Arrivals = Annotated[
     Literal["poisson", "constant", "burst"] | None, typer.Option(help="How they come with --rate; default: poisson, random and repeatable.")
 ]
-BurstSize = Annotated[int | None, typer.Option(min=2, max=MOST_AT_ONCE, metavar="N", help="So many at once, with --arrivals burst.")]
+BurstSize = Annotated[int | None, typer.Option(min=2, max=MAX_CONCURRENCY, metavar="N", help="So many at once, with --arrivals burst.")]
 MaxOpen = Annotated[
     int | None,
-    typer.Option(min=1, max=MOST_AT_ONCE, metavar="N", help="With --rate: while so many are open, more are only counted; default: 256."),
+    typer.Option(min=1, max=MAX_CONCURRENCY, metavar="N", help="With --rate: while so many are open, more are only counted; default: 256."),
 ]
 Requests = Annotated[
     int | None,
     typer.Option(
         *("--requests", "-n"),
         min=1,
-        max=MOST_REQUESTS,
+        max=MAX_REQUESTS,
         metavar="N",
         help="Of each level; default: 10 for each that asks at once.",
     ),
@@ -126,7 +126,7 @@ def bench(
     from omnistage.cli.bench.summary import Objectives
 
     loads = run.loads_of(concurrency, rate, arrivals, burst_size, max_open)
-    tokens = None if output_tokens is None else run.span_of("--output-tokens", output_tokens, MOST_TOKENS)
+    tokens = None if output_tokens is None else run.span_of("--output-tokens", output_tokens, MAX_TOKENS)
     try:
         objectives = None if slo is None else Objectives.parse(slo)
     except ValueError as error:

@@ -170,7 +170,7 @@ def per_token_s(pieces: list[TokenArrival]) -> float | None:
 
 Process = Literal["poisson", "constant", "burst"]
 
-_DRAWN = 256
+_GAPS_PER_DRAW = 256
 """How many gaps are drawn at once."""
 
 
@@ -205,7 +205,7 @@ def _poisson(rate: float, seed: int) -> Iterator[float]:
     rng = np.random.default_rng(seed)
     at_s = 0.0
     while True:
-        for gap_s in rng.exponential(1.0 / rate, _DRAWN):
+        for gap_s in rng.exponential(1.0 / rate, _GAPS_PER_DRAW):
             at_s += float(gap_s)
             yield at_s
 

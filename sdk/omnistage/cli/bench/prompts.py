@@ -74,7 +74,7 @@ WORDS = (
 )
 """Short and frequent words: one token each in most vocabularies."""
 
-MOST_LINES = 1_000_000
+MAX_LINES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Prompts(Protocol):
     """The prompts of a benchmark: `at` returns the prompt for the request of this number, from 0."""
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """A description of the prompts, for people."""
 
     def at(self, number: int) -> BenchPrompt: ...
@@ -103,7 +103,7 @@ class Listed:
     source: str
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         return f"{len(self.prompts)} {self.source}"
 
     def at(self, number: int) -> BenchPrompt:
@@ -133,7 +133,7 @@ class RandomWords:
     seed: int
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         return f"prompts of {self.count} random words"
 
     def at(self, number: int) -> BenchPrompt:
@@ -158,9 +158,9 @@ def of_file(path: Path) -> Listed:
         raise RequestError(f"{OPTION} {path}: cannot be read: {error.strerror or error}") from error
     read = _of_object if path.suffix.lower() == ".jsonl" else BenchPrompt
     prompts = [_read_numbered(path, number, line, read) for number, line in enumerate(lines, 1) if line.strip()]
-    if not 1 <= len(prompts) <= MOST_LINES:
+    if not 1 <= len(prompts) <= MAX_LINES:
         fault = f"it has {len(prompts)} prompts" if prompts else "there is no prompt in it"
-        raise RequestError(f"{OPTION} {path}: {fault}", hint=f"Give a prompt a line, 1 to {MOST_LINES} of them.")
+        raise RequestError(f"{OPTION} {path}: {fault}", hint=f"Give a prompt a line, 1 to {MAX_LINES} of them.")
     return Listed(prompts, f"prompts of {path.name}")
 
 

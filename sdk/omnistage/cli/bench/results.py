@@ -50,7 +50,7 @@ class BenchScreen:
         plan = result.plan
         pipeline = plan.questions.options.get("pipeline", "")
         models = [stage.model for stage in result.stages if stage.pipeline == pipeline or not pipeline]
-        parts = [f"asking {plan.where.address}", pipeline, ", ".join(dict.fromkeys(models)), plan.questions.prompts.told]
+        parts = [f"asking {plan.target.address}", pipeline, ", ".join(dict.fromkeys(models)), plan.questions.prompts.description]
         if plan.questions.tokens is not None:
             parts.append(f"answers of {plan.questions.tokens} tokens")
         self._line(" · ".join(filter(None, parts)), "dim")
@@ -76,7 +76,7 @@ class BenchScreen:
             self._line("interrupted: this is what was measured by then", "yellow")
         if len(result.levels) > 1:
             self._console.print()
-            self._console.print(_fitting(result.levels, self._console))
+            self._console.print(_fit_levels_table(result.levels, self._console))
 
     def _line(self, text: str, style: str = "") -> None:
         self._console.print(escape(text), style=style)
@@ -135,7 +135,7 @@ def _figures(summary: Summary) -> Table:
     return table
 
 
-def _fitting(levels: Sequence[Summary], console: Console) -> Table:
+def _fit_levels_table(levels: Sequence[Summary], console: Console) -> Table:
     """The table of all levels with as many columns as fit, none of them cut."""
     unbounded = console.options.update(width=1000)
     rows = [_row(level) for level in levels]
@@ -203,10 +203,10 @@ def as_object(result: Result) -> dict[str, Any]:
         "version": version(),
         "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "client": {"python": platform.python_version(), "cpus": os.cpu_count()},
-        "address": plan.where.address,
+        "address": plan.target.address,
         "stages": [asdict(stage) for stage in result.stages],
         "task": questions.task,
-        "prompts": questions.prompts.told,
+        "prompts": questions.prompts.description,
         "output_tokens": None if questions.tokens is None else str(questions.tokens),
         "options": dict(questions.options),
         "seed": questions.seed,
@@ -290,10 +290,10 @@ class Panel:
 
 
 FIRSTS = Panel("first text and first sound, ms", ("ttft_s", "ttfa_s"))
-WHOLE = Panel("whole answer, ms", ("e2e_s",))
+WHOLE_ANSWER = Panel("whole answer, ms", ("e2e_s",))
 RTF = Panel("real-time factor", ("rtf", "rtf_generation"), 1.0)
-PANELS = (FIRSTS, WHOLE, Panel("requests a second"), RTF)
-PANELS_OF_ONE = (FIRSTS, WHOLE, Panel("time per token, ms", ("tpot_s",)), RTF)
+PANELS = (FIRSTS, WHOLE_ANSWER, Panel("requests a second"), RTF)
+PANELS_OF_ONE = (FIRSTS, WHOLE_ANSWER, Panel("time per token, ms", ("tpot_s",)), RTF)
 
 
 def draw(path: Path, result: Result, kind: str) -> None:
@@ -335,7 +335,7 @@ def _title(result: Result) -> str:
     pipelines = dict.fromkeys(stage.pipeline for stage in result.stages)
     name = questions.options.get("pipeline") or ", ".join(pipelines)
     load = str(result.levels[0].load) if len(result.levels) == 1 else f"{len(result.levels)} levels of load"
-    return f"{name} · {load} · {questions.prompts.told} · {result.completed} answers"
+    return f"{name} · {load} · {questions.prompts.description} · {result.completed} answers"
 
 
 def _over_load(axes: Axes, levels: Sequence[Summary], panel: Panel) -> None:

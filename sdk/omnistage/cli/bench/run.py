@@ -28,8 +28,8 @@ from omnistage.client.async_omni import AsyncOmni
 from omnistage.client.connection import Replica
 from omnistage.client.errors import RequestError, UnknownModelError
 
-MOST_LEVELS, MOST_AT_ONCE, HIGHEST_RATE = 32, 4096, 10_000.0
-MOST_WORDS = 100_000
+MAX_LEVELS, MAX_CONCURRENCY, HIGHEST_RATE = 32, 4096, 10_000.0
+MAX_WORDS = 100_000
 CONCURRENCY = "1,4"
 MAX_OPEN = 256
 REQUESTS_EACH = 10
@@ -44,7 +44,7 @@ def loads_of(concurrency: str | None, rate: str | None, arrivals: Process | None
         for option, value in (("--arrivals", arrivals), ("--burst-size", burst), ("--max-open", max_open)):
             if value is not None:
                 raise typer.BadParameter(f"{option} is for requests that come by themselves; say how many in a second with --rate")
-        counts = _numbers("--concurrency", concurrency if concurrency is not None else CONCURRENCY, MOST_AT_ONCE, "1,4,16")
+        counts = _numbers("--concurrency", concurrency if concurrency is not None else CONCURRENCY, MAX_CONCURRENCY, "1,4,16")
         if any(count != int(count) for count in counts):
             raise typer.BadParameter(f"--concurrency {concurrency}: give whole numbers, such as 1,4,16")
         return [Closed(int(count)) for count in counts]
@@ -65,8 +65,8 @@ def _numbers(option: str, text: str, maximum: float, example: str) -> list[float
         raise typer.BadParameter(f"{option} {text}: give numbers with commas between, such as {example}") from None
     if not all(0 < value <= maximum for value in values):
         raise typer.BadParameter(f"{option} {text}: give numbers above 0, at most {maximum:g}, such as {example}")
-    if len(values) > MOST_LEVELS:
-        raise typer.BadParameter(f"{option}: {len(values)} levels; give {MOST_LEVELS} at most")
+    if len(values) > MAX_LEVELS:
+        raise typer.BadParameter(f"{option}: {len(values)} levels; give {MAX_LEVELS} at most")
     return values
 
 
@@ -86,7 +86,7 @@ def prompts_of(file: Path | None, input_words: str | None, seed: int, *, to_draw
     if file is not None and input_words is not None:
         raise typer.BadParameter("--prompts and --input-words both say what is asked; give one of them")
     if input_words is not None:
-        return RandomWords(span_of("--input-words", input_words, MOST_WORDS), seed)
+        return RandomWords(span_of("--input-words", input_words, MAX_WORDS), seed)
     return of_file(file) if file is not None else built_in_prompts(to_draw=to_draw)
 
 
@@ -106,7 +106,7 @@ class BenchPlan:
     """The plan of a benchmark. extent_of: returns the length of the level with this load. warmup: number of requests before each level that
     no figure counts. timeout_s: of each request. is_quiet: print only the JSON object."""
 
-    where: Where
+    target: Where
     questions: Questions
     loads: Sequence[Load]
     extent_of: Callable[[Load], Extent]
@@ -156,10 +156,10 @@ async def run(plan: BenchPlan, audience: Audience | None, verbose: bool) -> Resu
     far is returned. Raises Interrupted at a second signal, or at the first if nothing was measured yet."""
     stop = Stop()
     try:
-        async with connect_client(plan.where, plan.timeout_s, verbose, is_quiet=True) as omni:
+        async with connect_client(plan.target, plan.timeout_s, verbose, is_quiet=True) as omni:
             return await _measure(plan, omni, stop, audience)
     except asyncio.CancelledError:
-        if not stop.came:
+        if not stop.has_come:
             raise
         raise Interrupted(stop.last_signal) from None
 
@@ -184,10 +184,10 @@ async def _measure(plan: BenchPlan, omni: AsyncOmni, stop: Stop, audience: Audie
             result.levels.append(Summary.of(level, plan.objectives))
             if audience is not None:
                 audience.level(result.levels[-1])
-        if stop.came:
+        if stop.has_come:
             result.interrupted_by = stop.last_signal
             break
-    if stop.came and not result.levels:
+    if stop.has_come and not result.levels:
         raise Interrupted(stop.last_signal)
     return result
 
@@ -250,7 +250,7 @@ class Stop:
             loop.add_signal_handler(number, self._signalled, number)
 
     @property
-    def came(self) -> bool:
+    def has_come(self) -> bool:
         return self.last_signal != 0
 
     async def unless_stopped(self, measuring: Coroutine[Any, Any, None]) -> None:
@@ -262,14 +262,14 @@ class Stop:
         except asyncio.CancelledError:
             # It is no error if the first signal cancelled the measuring, and nobody cancels this task itself.
             task = asyncio.current_task()
-            if not self.came or (task is not None and task.cancelling()):
+            if not self.has_come or (task is not None and task.cancelling()):
                 raise
         finally:
             self._measuring.cancel()
             self._measuring = None
 
     def _signalled(self, number: signal.Signals) -> None:
-        is_first = not self.came
+        is_first = not self.has_come
         self.last_signal = number
         if is_first and self._measuring is not None:
             self._measuring.cancel()

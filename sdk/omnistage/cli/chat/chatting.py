@@ -57,7 +57,7 @@ from omnistage.models.requests import those_there_are
 STOPPING = (Keys.ControlM, Keys.ControlJ, Keys.ControlC)
 """Keys that stop an answer: Enter and Ctrl-C."""
 
-MOST_SHOWN = 16
+MAX_MESSAGE_FILES = 16
 """The largest number of files that one message may carry."""
 
 REMEMBERED = 4
@@ -272,7 +272,7 @@ class ChatSession:
     async def _answer(self, transcript: Said) -> bool:
         """Ask, and show and play the answer until it ends or is stopped. Return True, or False if the conversation is too long for the
         model. transcript: collects the text."""
-        events = until_too_long(transcript.heard(self._omni.stream_chat(self._talk.conversation, **self._options)))
+        events = until_too_long(transcript.collect(self._omni.stream_chat(self._talk.conversation, **self._options)))
         self._player = Player(self._loudspeaker) if self._loudspeaker is not None else None
         ears: list[Callable[[AudioChunk], object]] = [self._sounds.append]
         if self._player is not None:
@@ -431,8 +431,8 @@ class ChatSession:
                 inputs = "; ".join(f"{one.name} takes {', '.join(one.inputs)}" for one in pipelines)
                 able = [one.name for one in await self._pipelines_named("") if kind in one.inputs]
                 raise RequestError(f"{inputs}, not {kind}", hint=f"/pipeline {able[0]} takes it." if able else "")
-        if len(self._attached) + len(files) > MOST_SHOWN:
-            raise RequestError(f"more than {MOST_SHOWN} files go with one message", hint="Ask with those that are there first.")
+        if len(self._attached) + len(files) > MAX_MESSAGE_FILES:
+            raise RequestError(f"more than {MAX_MESSAGE_FILES} files go with one message", hint="Ask with those that are there first.")
         self._attached += files
         if words:
             await self._ask(words)

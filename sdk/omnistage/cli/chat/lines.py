@@ -23,7 +23,7 @@ from omnistage.cli.chat.talk import LINES, WORDS
 from omnistage.cli.console import Notices
 from omnistage.cli.stack.served import state_folder
 from omnistage.client.media import KINDS, LOOK_BYTES, media_types, to_medium
-from omnistage.client.threads import beside
+from omnistage.client.threads import run_on_thread
 
 BLOCK = '"""'
 """Stands before and after several lines that are one message, a block."""
@@ -114,7 +114,7 @@ async def _lines() -> AsyncGenerator[str, None]:
     """Yield the lines of standard input, which a thread reads. If the chat ends before the pipe, the thread goes on; unlike a thread that
     reads `sys.stdin` it holds no lock that Python's end would wait for."""
     rest = b""
-    while piece := await beside(lambda: os.read(0, 65536), "omnistage-chat-lines"):
+    while piece := await run_on_thread(lambda: os.read(0, 65536), "omnistage-chat-lines"):
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
             yield line.decode(errors="replace")

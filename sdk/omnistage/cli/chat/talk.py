@@ -22,7 +22,7 @@ from omnistage.client.events import Event, TextDelta
 from omnistage.client.media import KINDS
 from omnistage.client.request import Options
 from omnistage.client.wording import PYTHON, did_you_mean
-from omnistage.models.fetch.disk import OwnFile
+from omnistage.models.fetch.own_files import OwnFile
 
 _PART = re.compile(r"conversation\[(\d+)\]\.content\[(\d+)\]")
 
@@ -239,7 +239,7 @@ ENDS = ("/quit", "/exit", "/bye", "/q")
 
 WORDS = (*SETTINGS, *OTHERS, ALIAS)
 
-MORE = (
+HELP_NOTES = (
     f"With {OFF} behind it a setting is as usual again, and a file is left out.",
     "A path in a message, or alone, is a picture, a sound or a film too.",
     'Alt-Enter begins a new line; """ before and behind a text of several lines makes it one message.',
@@ -276,7 +276,7 @@ def help_lines(columns: int | None) -> list[str]:
     width = max((columns or WIDEST) - 1, indent + 8)  # A description has at least 8 columns, however narrow the terminal is.
     wrapped = partial(wrap, width=width, break_long_words=False, break_on_hyphens=False)
     entries = [wrapped(form, initial_indent=command.ljust(indent), subsequent_indent=" " * indent) for command, form in forms.items()]
-    return [line for lines in (*entries, *map(wrapped, MORE)) for line in lines]
+    return [line for lines in (*entries, *map(wrapped, HELP_NOTES)) for line in lines]
 
 
 def unknown(command: str) -> OmniError:
@@ -294,7 +294,7 @@ class Said:
     def __init__(self) -> None:
         self.text = ""
 
-    async def heard(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+    async def collect(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
         """Yield the events of an answer, and collect its text."""
         async with aclosing(events):
             async for event in events:

@@ -21,7 +21,7 @@ from omnistage.cli.make.orders import STDIN, HeardOrder, TypedOrder, medium, wor
 from omnistage.cli.report import Interruptible
 from omnistage.cli.stack.layout import Layout
 from omnistage.cli.targets import Need, Where, connect_client
-from omnistage.cli.wording import SHELL, TYPED
+from omnistage.cli.wording import SHELL, TYPED_NAMES
 from omnistage.client.answer import write_sound
 from omnistage.client.errors import BadRequestError, ProtocolError, RequestError
 from omnistage.client.events import AudioChunk, Done, Event, Picture, VideoDelta
@@ -50,7 +50,7 @@ F = TypeVar("F", bound=OutputFile)
 class PictureOrder(TypedOrder):
     """An order of a drawing or a film. prompt: its words; - (standard input) until `checked` reads it. images: names of files; after
     `checked` their bytes. sized: width and height were typed as one option, --size. is_unnamed: no file was typed; `out` is only an ending
-    until `named` makes a name. output: the port of the result."""
+    until `name_file` makes a name. output: the port of the result."""
 
     prompt: str
     out: Path
@@ -76,13 +76,13 @@ class PictureOrder(TypedOrder):
         # The words are read before the files are tried only if a file is named after them.
         order = replace(self, prompt=words(self.prompt, EXAMPLE)) if self.is_unnamed else self
         with ExitStack() as tried:
-            order.named(tried).open_files(tried)
+            order.name_file(tried).open_files(tried)
         images, options = read_pictures(self.images, self.options)
         prompt = order.prompt if self.is_unnamed else words(self.prompt, EXAMPLE)
         for_drawing(prompt, images, options).complete()
         return replace(order, prompt=prompt, images=images, options=options)
 
-    def named(self, files: ExitStack) -> Self:
+    def name_file(self, files: ExitStack) -> Self:
         """The order itself, or, if no file was typed, the order with a file named after its prompt. No other call gets that name until
         `files` ends. Raises RequestError."""
         if not self.is_unnamed:
@@ -174,7 +174,7 @@ def read_pictures(images: Sequence[str | bytes], options: Mapping[str, Any]) -> 
     for name in GUIDES:
         if name in complete:
             source = medium("image") if complete[name] == STDIN else complete[name]
-            complete[name] = to_part(source, "image", TYPED[name]).media.data
+            complete[name] = to_part(source, "image", TYPED_NAMES[name]).media.data
     return [to_part(source, "image", "--image").media.data for source in sources], cast("Options", complete)
 
 
@@ -187,7 +187,7 @@ async def draw_order(work: Interruptible, order: DrawingOrder, target: Where, ve
         raise RequestError(f"{target.at.names} does not draw", hint="Give another --pipeline: `omnistage pipelines`.")
     with ExitStack() as files:
         # Opened before anything is started or asked: a drawing that cannot be kept would be lost.
-        order = order.named(files)
+        order = order.name_file(files)
         opened = order.open_files(files)
         async with connect_client(target, time_limit_s(order.options), verbose, is_quiet=order.as_json) as omni:
             events = omni.stream_draw(order.prompt, images=order.images, **target.options(order.options))
@@ -309,7 +309,7 @@ async def make_film(work: Interruptible, order: FilmOrder, target: Where, verbos
         raise RequestError(f"{target.at.names} makes no films", hint="Give another --pipeline: `omnistage pipelines`.")
     with ExitStack() as files:
         # Opened before anything is started or asked, because a film that cannot be written would be lost.
-        file, film = order.named(files).open_files(files), FilmSoFar()
+        file, film = order.name_file(files).open_files(files), FilmSoFar()
         async with connect_client(target, time_limit_s(order.options), verbose, is_quiet=order.as_json) as omni:
             events = omni.stream_film(order.prompt, image=order.images, **target.options(order.options))
             done = None
@@ -336,7 +336,7 @@ def _take_frames(event: Event, file: GrowingFile, film: FilmSoFar, screen: Drawi
         film.size = film.size or film_size(event.data)
         film.frames += event.frames
         film.media_type = event.media_type
-        screen.came(_frames(film))
+        screen.show_amount(_frames(film))
 
 
 def _frames(film: FilmSoFar) -> str:
@@ -422,7 +422,7 @@ def _take_sound(event: Event, sound: SoundSoFar, hearing: Listening, screen: Dra
     if isinstance(event, AudioChunk):
         sound.chunks.append(event)
         hearing.write(event)
-        screen.came(f"{sound.seconds:.1f} s of sound")
+        screen.show_amount(f"{sound.seconds:.1f} s of sound")
 
 
 def _write_sound(place: Path, sound: SoundSoFar, kind: str) -> None:

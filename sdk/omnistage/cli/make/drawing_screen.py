@@ -49,7 +49,7 @@ class DrawingScreen:
     def picture(self, data: bytes) -> None:
         """Called when a preview or a finished picture has come. data: the encoded picture."""
 
-    def came(self, text: str) -> None:
+    def show_amount(self, text: str) -> None:
         """Called when a piece of a film or a sound has come. text: how much there is now, in words."""
 
 
@@ -85,7 +85,7 @@ class LiveDrawing(DrawingScreen):
         self._erase()
         self._draw()
 
-    def came(self, text: str) -> None:
+    def show_amount(self, text: str) -> None:
         self._line = Text(f"{text} · {time.monotonic() - self._begin:.1f} s", style="dim")
         self._erase()
         self._draw()
@@ -178,13 +178,13 @@ def report(facts: Mapping[str, object], figures: Sequence[str], steps: int, done
     tell(*(sentence(failover, done.timing) for failover in done.failovers), SEPARATOR.join(filter(None, parts)), *remarks(done))
 
 
-MOST_COLUMNS, MOST_ROWS = 48, 24
+MAX_COLUMNS, MAX_ROWS = 48, 24
 
 UPPER_HALF = "▀"
 RESET = "\x1b[0m"
 
 FORMATS = ("PNG", "JPEG", "WEBP")
-BEHIND = (96, 96, 96)
+BACKGROUND = (96, 96, 96)
 """The colour on which transparent pixels are shown: red, green, blue."""
 
 
@@ -199,7 +199,7 @@ def cells(data: bytes, columns: int, rows: int) -> list[str]:
         image = _flatten(Image.open(io.BytesIO(data), formats=FORMATS))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return []
-    image.thumbnail((min(columns, MOST_COLUMNS), 2 * min(rows, MOST_ROWS)))
+    image.thumbnail((min(columns, MAX_COLUMNS), 2 * min(rows, MAX_ROWS)))
     width, height = image.size
     pixels = image.tobytes()
     colours = [";".join(map(str, pixels[at : at + 3])) for at in range(0, 3 * width * height, 3)]
@@ -226,10 +226,10 @@ def picture_size(data: bytes) -> tuple[int, int] | None:
 
 
 def _flatten(image: Image) -> Image:
-    """The picture as RGB, with BEHIND in place of what is transparent."""
+    """The picture as RGB, with BACKGROUND in place of what is transparent."""
     from PIL import Image as images
 
     layer = image.convert("RGBA")
-    background = images.new("RGBA", layer.size, BEHIND)
+    background = images.new("RGBA", layer.size, BACKGROUND)
     background.alpha_composite(layer)
     return background.convert("RGB")

@@ -23,7 +23,7 @@ from unicodedata import category, east_asian_width, normalize
 
 from omnistage.client.errors import RequestError
 from omnistage.client.files import any_of
-from omnistage.models.fetch.disk import OwnFile
+from omnistage.models.fetch.own_files import OwnFile
 
 _KEPT_BY_FOLDER = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NOT_REPLACED = (*_KEPT_BY_FOLDER, errno.EBUSY, errno.EXDEV)
@@ -178,7 +178,7 @@ def _not_written(path: Path, error: OSError, suffix: str = "") -> RequestError:
     return RequestError(f"{path} cannot be written: {error.strerror or error}{suffix}", hint=f"Give another place{room}.")
 
 
-MOST_COLUMNS = 28
+MAX_COLUMNS = 28
 """The most columns of a name without its ending: "wrote " and the name fit on a line of a narrow terminal."""
 
 OTHERWISE = "picture"
@@ -219,16 +219,16 @@ def slug(prompt: str) -> str:
         words = words[1:]
     stem = ""
     for word in words:
-        longer = f"{stem}-{word}" if stem else _cut(word)
-        if _columns(longer) > MOST_COLUMNS:
+        longer = f"{stem}-{word}" if stem else _shorten(word)
+        if _columns(longer) > MAX_COLUMNS:
             break
         stem = longer
     return stem or OTHERWISE
 
 
-def _cut(word: str) -> str:
+def _shorten(word: str) -> str:
     """The longest beginning of a word that fits into a name."""
-    return next(word[:end] for end in range(len(word[:MOST_COLUMNS]), 0, -1) if _columns(word[:end]) <= MOST_COLUMNS)
+    return next(word[:end] for end in range(len(word[:MAX_COLUMNS]), 0, -1) if _columns(word[:end]) <= MAX_COLUMNS)
 
 
 def _columns(text: str) -> int:

@@ -64,7 +64,7 @@ class Listening:
         and OSError if the reader of the pipe is gone."""
         if self._pipe is not None:
             self._pipe.end()
-            await work.unless_interrupted(self._pipe.taken())
+            await work.unless_interrupted(self._pipe.drain())
         if self._player is None:
             return
         if not self._has_sound:
@@ -138,7 +138,7 @@ class SoundPipe:
         """Note that no more sound comes."""
         self._waiting.put(None)
 
-    async def taken(self) -> None:
+    async def drain(self) -> None:
         """Wait, after `end`, until everything has been written to the pipe. Raises OSError if the reader is gone."""
         await self._over
 
@@ -167,4 +167,4 @@ class SoundPipe:
             self._over.set_result(None)
         else:
             self._over.set_exception(error)
-            self._over.exception()  # Read, so that asyncio does not log it: the next `write` or `taken` raises it.
+            self._over.exception()  # Read, so that asyncio does not log it: the next `write` or `drain` raises it.

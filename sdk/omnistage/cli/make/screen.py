@@ -120,7 +120,7 @@ SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 TURNS_PER_S = 10
 TOLD_FROM_S = 2.0
 
-FEWEST_ROWS, FEWEST_COLUMNS = 3, 8
+MIN_ROWS, MIN_COLUMNS = 3, 8
 """A smaller window has room only for the text."""
 
 
@@ -165,15 +165,15 @@ class Plain(Screen):
 
     def __init__(self, text: TextIO | None = None) -> None:
         self._text = text or sys.stdout
-        self._written = False  # whether any text was
+        self._has_written = False
 
     def __exit__(self, *error: object) -> None:
-        if self._written:
+        if self._has_written:
             _write(self._text, "\n")
 
     def show(self, answer: Spoken, new_text: str) -> None:
         if new_text:
-            self._written = True
+            self._has_written = True
             _write(self._text, new_text)
 
 
@@ -249,12 +249,12 @@ class Live(Screen):
 class Keeping(Screen):
     """Wraps the screen of an answer that is also written to a file, so that the answer goes on if the screen's terminal or pipe fails.
 
-    lost: the error of that failure; None: the screen still works.
+    failure: its error; None: the screen still works.
     """
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
-        self.lost: OSError | None = None
+        self.failure: OSError | None = None
 
     def __enter__(self) -> Self:
         self._try(self._screen.__enter__)
@@ -275,12 +275,12 @@ class Keeping(Screen):
         self._try(lambda: self._screen.wait(waited_s))
 
     def _try(self, step: Callable[[], object]) -> None:
-        """Run one step of the screen, and keep its error in `lost`; after an error run nothing."""
-        if self.lost is None:
+        """Run one step of the screen, and keep its error in `failure`; after an error run nothing."""
+        if self.failure is None:
             try:
                 step()
             except OSError as error:
-                self.lost = error
+                self.failure = error
 
 
 class Below:
@@ -305,7 +305,7 @@ class Below:
         background, where it must not write on the terminal."""
         size = self._size()
         columns, rows = size.columns or 80, size.lines or 24
-        if columns < FEWEST_COLUMNS or rows < FEWEST_ROWS or not self.is_in_foreground():
+        if columns < MIN_COLUMNS or rows < MIN_ROWS or not self.is_in_foreground():
             return
         line = line.copy()
         line.truncate(columns - 1)

@@ -144,8 +144,8 @@ async def speak(work: Interruptible, question: Question, target: Where, verbose:
             if question.is_sound_piped and not answer.audio_s:
                 raise NotSpokenError(f"nothing of the answer could be spoken by {done.pipeline}: there is no sound")
             await hearing.finish(work)
-            if keeping is not None and keeping.lost is not None:
-                raise keeping.lost
+            if keeping is not None and keeping.failure is not None:
+                raise keeping.failure
 
 
 def _remarks(question: Question, answer: Spoken, done: Done, hearing: Listening) -> Iterator[str]:

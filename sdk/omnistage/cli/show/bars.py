@@ -16,7 +16,7 @@ from rich.text import Text
 
 from omnistage.cli.console import Notices
 from omnistage.client.errors import StackError
-from omnistage.models.fetch.disk import WAITING
+from omnistage.models.fetch.own_files import WAITING
 from omnistage.models.reports import LoadError, bytes_told
 from omnistage.models.tiny.makers import CheckpointOrder, make_tiny
 
@@ -50,8 +50,8 @@ def bars(notices: Notices | None = None, *, lines: bool = True) -> Iterator[Show
         yield _Lines(notices, lines)
         return
     label = TextColumn("{task.description}", justify="right", table_column=Column(min_width=LABEL, no_wrap=True))
-    bar, remaining_time = BarColumn(None, table_column=Column(max_width=BAR)), TimeRemainingColumn(True, True, _whole())
-    amount, rate = _Amount(_whole()), _Rate(_whole())
+    bar, remaining_time = BarColumn(None, table_column=Column(max_width=BAR)), TimeRemainingColumn(True, True, _one_line_column())
+    amount, rate = _Amount(_one_line_column()), _Rate(_one_line_column())
     columns = (label, bar, amount, rate, remaining_time) if notices.width >= NARROW else (label, amount, rate)
     with _Bars(*columns, console=notices, transient=True) as progress:
         tasks: dict[str, TaskID] = {}
@@ -64,7 +64,7 @@ def bars(notices: Notices | None = None, *, lines: bool = True) -> Iterator[Show
         yield show
 
 
-def _whole() -> Column:
+def _one_line_column() -> Column:
     """A column for texts that stay on one line: in a narrow terminal the bar becomes shorter first."""
     return Column(no_wrap=True)
 
@@ -93,19 +93,19 @@ class _Lines:
     def __init__(self, notices: Notices, has_downloads: bool) -> None:
         self._notices = notices
         self._has_downloads = has_downloads
-        self._begun: dict[str, float] = {}
-        self._ended: set[str] = set()
+        self._begin_times_s: dict[str, float] = {}
+        self._done_labels: set[str] = set()
 
     def __call__(self, label: str, done: float, total: float | None = 1.0, unit: Unit = "share") -> None:
         # Work in shares has no lines. A download has lines if they are wanted, and a wait always has.
         if unit == "share" or (label != WAITING and not self._has_downloads):
             return
-        if label not in self._begun:
-            self._begun[label] = time.monotonic()
+        if label not in self._begin_times_s:
+            self._begin_times_s[label] = time.monotonic()
             self._notices.tell(escape(label) + (f", {bytes_told(int(done))} are there" if done else ""))
-        if done == total and label != WAITING and label not in self._ended:
-            self._ended.add(label)
-            self._notices.tell(f"{escape(label)}: {bytes_told(int(done))} in {time.monotonic() - self._begun[label]:.1f} s")
+        if done == total and label != WAITING and label not in self._done_labels:
+            self._done_labels.add(label)
+            self._notices.tell(f"{escape(label)}: {bytes_told(int(done))} in {time.monotonic() - self._begin_times_s[label]:.1f} s")
 
 
 class _Amount(ProgressColumn):

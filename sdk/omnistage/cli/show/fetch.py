@@ -120,17 +120,17 @@ def _hint(name: HubName, error: FetchError) -> str:
 
     match error:
         case UnknownName():
-            return f"Names are as {endpoint()} spells them, owner/name or owner/name@revision; HF_ENDPOINT names another hub. {_here()}"
+            return f"Names are as {endpoint()} spells them, owner/name or owner/name@revision; HF_ENDPOINT names another hub. {_listing()}"
         case NoWeights():
             return "`omnistage pipelines` lists what can be served."
         case AccessRefused():
             return f"When that is done, `omnistage pull {name}` tries again."
         case HubUnreachable():
-            return _here()
+            return _listing()
     return ""
 
 
-def _here() -> str:
+def _listing() -> str:
     """A sentence that names the models on this machine, which can be served without a hub."""
     from omnistage.cli.show.inventory import models_here  # Imported only for an error, because it takes a while.
 

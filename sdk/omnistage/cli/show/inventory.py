@@ -11,9 +11,9 @@ from pathlib import Path
 
 from omnistage.cli.stack.layout import DEFAULT_PIPELINES
 from omnistage.models.diffusers.family import model_directory as picture_directory
-from omnistage.models.fetch.disk import cache_directory
+from omnistage.models.fetch.own_files import cache_directory
 from omnistage.models.fetch.packages import MANIFEST
-from omnistage.models.registry import lacking, recognise
+from omnistage.models.registry import find_gaps, recognise
 from omnistage.models.reports import LoadError
 from omnistage.router.pipeline import PipelineFile, load_pipeline, shipped_pipelines
 
@@ -35,10 +35,10 @@ class Here:
 
 def models_here() -> list[Here]:
     """The families' own models, fetched or not, and the models that are in a hub's cache."""
-    return [*_own(), *_of_hub()]
+    return [*_own_models(), *_of_hub()]
 
 
-def _own() -> Iterator[Here]:
+def _own_models() -> Iterator[Here]:
     """Yields the own models of the default pipelines. The model for pictures is part of a package; the others are fetched."""
     fetched = {json.loads(manifest.read_text())["name"]: manifest.parent for manifest in cache_directory().glob(f"*/{MANIFEST}")}
     for pipeline in map(load_pipeline, DEFAULT_PIPELINES):
@@ -47,7 +47,7 @@ def _own() -> Iterator[Here]:
         if family == "diffusers":
             with suppress(LoadError):
                 folder = picture_directory()
-        yield _here(pipeline.name, family, 0 if folder is None else _size(folder), folder is not None, [pipeline])
+        yield _model(pipeline.name, family, 0 if folder is None else _size(folder), folder is not None, [pipeline])
 
 
 def _of_hub() -> Iterator[Here]:
@@ -63,10 +63,10 @@ def _of_hub() -> Iterator[Here]:
                 with suppress(LoadError):  # Other programs keep models there that belong to no family of ours.
                     family = recognise(revision.snapshot_path, called=repository.repo_id)
                     at = "" if "main" in revision.refs else f"@{next(iter(revision.refs), revision.commit_hash)}"
-                    yield _here(f"{repository.repo_id}{at}", family, revision.size_on_disk, True, _serving(family, revision.snapshot_path))
+                    yield _model(f"{repository.repo_id}{at}", family, revision.size_on_disk, True, _serving(family, revision.snapshot_path))
 
 
-def _here(name: str, family: str, size: int, is_here: bool, pipelines: list[PipelineFile]) -> Here:
+def _model(name: str, family: str, size: int, is_here: bool, pipelines: list[PipelineFile]) -> Here:
     """One model, with the inputs and outputs of its pipelines."""
     takes = dict.fromkeys(medium for pipeline in pipelines for medium in pipeline.could_take)
     gives = dict.fromkeys(port for pipeline in pipelines for port in pipeline.outputs)
@@ -75,7 +75,7 @@ def _here(name: str, family: str, size: int, is_here: bool, pipelines: list[Pipe
 
 def _serving(family: str, folder: Path) -> list[PipelineFile]:
     """The shipped pipelines whose stages are all of one family and have their models in a folder, the shortest name first."""
-    pipelines = [one for one in map(load_pipeline, shipped_pipelines()) if not lacking(folder, one.models)]
+    pipelines = [one for one in map(load_pipeline, shipped_pipelines()) if not find_gaps(folder, one.models)]
     return sorted((one for one in pipelines if {stage.family for stage in one.stages} == {family}), key=lambda one: len(one.name))
 
 

@@ -53,7 +53,7 @@ class StackCollector(Collector):
 
     def __init__(self, addresses: Addresses) -> None:
         self._addresses = addresses
-        self._own = new_registry()
+        self._own_registry = new_registry()
         self._one_at_a_time = threading.Lock()
         self._looked_at = 0.0  # time.monotonic() of the last fetch
         self._last: dict[str, list[Metric] | None] = {}
@@ -83,7 +83,7 @@ class StackCollector(Collector):
         futures = {name: self._fetchers.submit(fetch_page, address) for name, address in self._addresses().items()}
         wait(futures.values(), timeout=LOOK_S)
         pages = {name: _page(fetching) for name, fetching in futures.items()}
-        return {**pages, LAUNCHER: _parse_page(generate_latest(self._own))}
+        return {**pages, LAUNCHER: _parse_page(generate_latest(self._own_registry))}
 
 
 def _page(fetching: Future[list[Metric] | None]) -> list[Metric] | None:

@@ -75,7 +75,7 @@ async def show_status(address: str | None, api_key: str | None, as_json: bool, t
         print(json.dumps({"replicas": [{key: getattr(replica, key) for key in STATUS_KEYS} for replica in replicas], "page": page}))
     else:
         console = _console()
-        console.print(_fitting(replicas, console))
+        console.print(_fit_status(replicas, console))
         for line in [*(settings_lines(replicas) if verbose else ()), *(["", f"[bold]page[/]  {page}"] if page else [])]:
             console.print(line, highlight=False)
 
@@ -192,7 +192,7 @@ def _group_replicas(replicas: Sequence[Replica]) -> list[Replica]:
     return sorted(replicas, key=lambda replica: order.index(replica.pipeline))
 
 
-def _fitting(replicas: Sequence[Replica], console: Console) -> RenderableType:
+def _fit_status(replicas: Sequence[Replica], console: Console) -> RenderableType:
     """The table of the servers with as many columns as fit uncut. If not even the table with the fewest columns fits, two lines for each
     server."""
     unbounded = console.options.update(width=WIDE)

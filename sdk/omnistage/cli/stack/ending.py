@@ -22,7 +22,7 @@ from omnistage.cli.console import Notices
 from omnistage.cli.stack.layout import GATEWAY, ROUTER, Layout
 from omnistage.cli.stack.stack import Stack
 from omnistage.client.errors import OmniError, StackError
-from omnistage.client.threads import beside
+from omnistage.client.threads import run_on_thread
 
 EVENT_COLOURS = {"restarted": "green", "ended": "yellow"}
 
@@ -77,9 +77,9 @@ class Ending:
         self.last_signal = signal.SIGTERM
         self.serves = False
         """Whether the stack has started."""
-        self.came = False
+        self.has_begun = False
         """Whether the end has begun."""
-        self._why = ""
+        self._reason = ""
         self.is_now = False
         """Whether a second signal came, so that no answer is waited for any more."""
         self._task = task
@@ -109,7 +109,7 @@ class Ending:
     def _signalled(self, number: signal.Signals) -> None:
         """At the first signal begin the end; at the second end everything at once; ignore further signals."""
         self.last_signal = number
-        if not self.came:
+        if not self.has_begun:
             self.begin(f"on {number.name}")
         elif not self.is_now:
             self.is_now = True
@@ -122,10 +122,10 @@ class Ending:
 
     def begin(self, reason: str) -> None:
         """Begin the end, as the first signal does. reason: stands after the word "ending" in the printed line."""
-        if self.came:
+        if self.has_begun:
             return
-        self.came = True
-        self._why = reason
+        self.has_begun = True
+        self._reason = reason
         # Only a stack that serves has answers to wait for, and only with notices is anybody told.
         if self._notices is None or self.stack is None or not self.serves:
             self._say(f"[bold]ending[/] {reason}, before it serves")
@@ -137,7 +137,7 @@ class Ending:
         """Print what the end waits for, and cancel the task. address: HOST:PORT of the router's metrics."""
         try:
             running = await _running_answers(address)
-            self._say(f"[bold]ending[/] {self._why}{self._waits_for(running)}")
+            self._say(f"[bold]ending[/] {self._reason}{self._waits_for(running)}")
         finally:
             self._cancel()
 
@@ -173,7 +173,7 @@ async def _running_answers(address: str) -> int | None:
 
     try:
         async with asyncio.timeout(LOOK_S):
-            return await beside(look, "omnistage-last-look")
+            return await run_on_thread(look, "omnistage-last-look")
     except TimeoutError:
         return None
 
@@ -241,7 +241,7 @@ async def count_requests(addresses: Mapping[str, str]) -> Count | None:
         request_samples = (sample for sample in samples if sample.name in REQUEST_COUNTS and asks(sample.labels))
         return frozenset((sample.name, tuple(sample.labels.items()), sample.value) for sample in request_samples)
 
-    return await beside(look, "omnistage-idle-look")
+    return await run_on_thread(look, "omnistage-idle-look")
 
 
 MAX_LINE_BYTES = 4096
@@ -258,7 +258,7 @@ class Owner:
         self._ready_fd = ready_fd
         self._lifeline_fd = lifeline_fd
         self._has_been_told = False
-        self._asked = b""  # the beginning of a line whose rest has not come
+        self._unread = b""  # the beginning of a line whose rest has not come
 
     def tell_first(self, line: dict[str, str]) -> bool:
         """Write the first line, which says that the stack serves, or an error. Returns whether an owner waited for it."""
@@ -286,8 +286,8 @@ class Owner:
     def _readable(self, on_pipeline: Callable[[str], object], on_end: Callable[[], object]) -> None:
         """Read from the lifeline, and call `on_pipeline` for each line, or `on_end` at its end or for a line that is too long."""
         data = os.read(self._lifeline_fd, MAX_LINE_BYTES)
-        *lines, self._asked = (self._asked + data).split(b"\n")
-        if not data or len(self._asked) > MAX_LINE_BYTES:
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        if not data or len(self._unread) > MAX_LINE_BYTES:
             asyncio.get_running_loop().remove_reader(self._lifeline_fd)
             on_end()
             return

@@ -74,8 +74,8 @@ UNSET = {
     "client_share": f"{HOST_SHARE:g}",
     "log_dir": "none; onto the terminal, and with --detach a folder for each start",
 }
-OWN = "the servers' own"
-"""`UNSET` has texts for settings without a value, by setting; `OWN` is the text for all others."""
+UNSET_DEFAULT = "the servers' own"
+"""`UNSET` has texts for settings without a value, by setting; `UNSET_DEFAULT` is the text for all others."""
 
 ALL = "all"
 """Written in place of a stage; it means all stages that the same setting does not name."""
@@ -108,7 +108,7 @@ def settings_text(context: typer.Context) -> str:
         value = _list_or_one(in_force) if is_list else _file_value(in_force, is_many=option.multiple)
         is_unset = value is None or value == ""
         # YAML ends a text that is a single value with a line of three dots.
-        origin = f"default: {UNSET.get(name, OWN)}" if is_unset else _origin(context, name, "command line") or "default"
+        origin = f"default: {UNSET.get(name, UNSET_DEFAULT)}" if is_unset else _origin(context, name, "command line") or "default"
         text = "null" if is_unset else yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("...\n").rstrip()
         lines.append(f"{name}: {text}  # {origin}")
     return "\n".join(lines)
@@ -155,9 +155,9 @@ def _options(context: typer.Context) -> Mapping[str, Any]:
 
 def _nearest(name: str, names: Iterable[str]) -> str:
     """The one of `names` with the most similar spelling; empty if none is similar."""
-    from omnistage.client.wording import near  # Imported here, because a help text does without the client, whose import takes a while.
+    from omnistage.client.wording import find_similar  # Imported here, because a help text does without the client, which takes a while.
 
-    return near(name, names)
+    return find_similar(name, names)
 
 
 def _settings(path: Path, options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -188,10 +188,10 @@ def reachable_address(address: str) -> str:
     return f"{LOOPBACK[family]}:{port}" if ip.is_unspecified else address
 
 
-def apart(address: str, others: Collection[str]) -> str:
+def move_port(address: str, others: Collection[str]) -> str:
     """HOST:PORT with the first port that no address in `others` has, counted up from the port of `address`."""
     host, _, port = address.rpartition(":")
-    return address if int(port) not in _ports(others) else apart(f"{host}:{int(port) + 1}", others)
+    return address if int(port) not in _ports(others) else move_port(f"{host}:{int(port) + 1}", others)
 
 
 def room(address: str, others: Collection[str], max_ports: int) -> int:

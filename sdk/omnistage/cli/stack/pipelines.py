@@ -18,7 +18,7 @@ from omnistage.client.errors import BadRequestError, RequestError, StackError, U
 from omnistage.client.private_stack import install
 from omnistage.client.wording import did_you_mean
 from omnistage.models.options import DEFAULTS, MEMORY_SHARE
-from omnistage.models.registry import UnknownFamily, dtypes, families, has_default, has_model, lacking, missing_packages, recognise, uses
+from omnistage.models.registry import UnknownFamily, dtypes, families, find_gaps, has_default, has_model, missing_packages, recognise, uses
 from omnistage.models.reports import LoadError
 from omnistage.router.pipeline import PipelineError, PipelineFile, StageSpec, load_pipeline, shipped_pipelines
 
@@ -83,7 +83,7 @@ def _replacement_lines(entries: Sequence[_Wanted], pipelines: Sequence[PipelineL
     for entry, layout in zip(entries, pipelines, strict=True):
         expected = entry.source or layout.stages[0].family  # A family's pipeline has its name.
         if entry.checkpoint and layout.source != expected and expected in shipped_pipelines():
-            missing = lacking(Path(layout.stages[0].checkpoint), _read(expected).models)
+            missing = find_gaps(Path(layout.stages[0].checkpoint), _read(expected).models)
             line = f"{entry.checkpoint} has no {' and no '.join(missing)}: it is served by {layout.name}"
             notes += [line] if missing else []
     return notes
@@ -190,8 +190,8 @@ def _pipeline_that_fits(folder: Path, source: str, text: str, choice: Choice) ->
     has only the stages before the first missing one. text: the checkpoint as typed. Raises RequestError if sound is asked for and the
     checkpoint cannot speak, StackError if no pipeline fits, LoadError."""
     pipeline = _read(source)
-    lacks = lacking(folder, pipeline.models)
-    is_silent = lacking(folder, [(stage.family, "talker") for stage in pipeline.stages if has_model(stage.family, "talker")])
+    lacks = find_gaps(folder, pipeline.models)
+    is_silent = find_gaps(folder, [(stage.family, "talker") for stage in pipeline.stages if has_model(stage.family, "talker")])
     if is_silent and "audio" in choice.outputs and choice.kind != "diffusion":
         hint = "Ask for text alone: {text_alone}." if "text" in choice.outputs else "{pipelines} tells which have a voice."
         raise RequestError(f"{text} has no Talker: it gives text, not audio", hint=hint)
@@ -220,7 +220,7 @@ def _pipeline_of(folder: Path, text: str, choice: Choice) -> str:
             return DEFAULT_PIPELINES[0]  # The folder is no checkpoint; the check of this pipeline's families says what is missing.
         raise StackError(str(error)) from None
     of_family = [name for name in shipped_pipelines() if {stage.family for stage in _read(name).stages} == {family}]
-    candidates = [name for name in of_family if not lacking(folder, _read(name).models)]
+    candidates = [name for name in of_family if not find_gaps(folder, _read(name).models)]
     able = [name for name in candidates if _is_able(_read(name), _read(name).stages[0].kind, choice)]
     if choice.outputs:
         fewest_stages = min((len(_read(name).stages) for name in able), default=0)
@@ -244,7 +244,7 @@ def _read(name: str) -> PipelineFile:
             raise RequestError(str(error)) from None
         is_path = "/" in name or name.startswith((".", "~"))
         text = f"no folder {name}, and no pipeline" if is_path else f"no pipeline {name!r}, and no folder"
-        text += f" or model of this name{_near(name)}"
+        text += f" or model of this name{_suggestion(name)}"
         hint = (
             f"There are {', '.join(shipped_pipelines())}; or give the .yaml file of a pipeline, the folder of a checkpoint, or its "
             "OWNER/NAME at a hub."
@@ -252,7 +252,7 @@ def _read(name: str) -> PipelineFile:
         raise UnknownModelError(text, hint=hint, code=grpc.StatusCode.NOT_FOUND) from None
 
 
-def _near(name: str) -> str:
+def _suggestion(name: str) -> str:
     """A hint that names the pipeline or folder with a similar name; empty if there is none."""
     path = Path(name).expanduser()
     try:

@@ -126,13 +126,13 @@ class Ports:
     """
 
     def __init__(self) -> None:
-        self._held: list[socket.socket] = []
+        self._sockets: list[socket.socket] = []
 
     def take(self, host: str = "127.0.0.1") -> str:
         """Keep one more free port of a host; returns HOST:PORT. host: without brackets. Raises OSError if there is no free port."""
         family, kind, protocol, _, name = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         port_socket = socket.socket(family, kind, protocol)
-        self._held.append(port_socket)
+        self._sockets.append(port_socket)
         port_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         port_socket.bind(name)
         return f"{f'[{host}]' if ':' in host else host}:{port_socket.getsockname()[1]}"
@@ -140,9 +140,9 @@ class Ports:
     @property
     def fds(self) -> tuple[int, ...]:
         """File descriptors of all kept addresses, for processes that are to keep them too."""
-        return tuple(port_socket.fileno() for port_socket in self._held)
+        return tuple(port_socket.fileno() for port_socket in self._sockets)
 
     def close(self) -> None:
         """Give the addresses back; further calls do nothing."""
-        while self._held:
-            self._held.pop().close()
+        while self._sockets:
+            self._sockets.pop().close()

@@ -70,7 +70,7 @@ async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, owner: 
     ending = Ending(task, layout.servers.grace_s, None if owner.is_private else notices)
     ending.heed()
     begins = Begins(owner, notices)
-    owner.listen(begins.asked, partial(ending.begin, "with its owner"))
+    owner.listen(begins.start_for_owner, partial(ending.begin, "with its owner"))
     limit_s = layout.servers.idle_limit_s
     end_idle = partial(ending.begin, f"as nobody has asked for {limit_s:g} s")
     try:
@@ -86,7 +86,7 @@ async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, owner: 
                 async with end_when_idle(limit_s, stack.metrics_addresses, end_idle), begins.of(stack, layout):
                     raise await stack.broken()
     except asyncio.CancelledError:
-        if not ending.came:
+        if not ending.has_begun:
             raise
     finally:
         await ending.close()
@@ -121,7 +121,7 @@ class Begins:
             if self._tasks:
                 await asyncio.wait(self._tasks)
 
-    def asked(self, name: str) -> None:
+    def start_for_owner(self, name: str) -> None:
         """Called when the owner asks for a pipeline: start it, and send the owner the result."""
         if self._stack is None:
             self._owner.tell({"pipeline": name, "error": "the stack does not serve", "hint": "Ask when it has said that it does."})

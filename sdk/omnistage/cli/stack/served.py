@@ -26,7 +26,7 @@ from omnistage.cli.stack.layout import Layout, flag, reachable_address
 from omnistage.client import connection
 from omnistage.client.errors import NotAvailableError, RequestError
 from omnistage.host.addresses import host_and_port, is_loopback
-from omnistage.models.fetch.disk import OwnFile, is_owned
+from omnistage.models.fetch.own_files import OwnFile, is_owned
 from omnistage.models.options import GPU_MEMORY
 
 SUFFIX = ".json"

@@ -17,14 +17,14 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from omnistage.cli.stack.layout import ANY_PORT, GATEWAY, ROUTER, Layout, apart, room
+from omnistage.cli.stack.layout import ANY_PORT, GATEWAY, ROUTER, Layout, move_port, room
 from omnistage.cli.stack.pipelines import fetch_own
 from omnistage.cli.stack.processes import RESTART_LIMIT_S, Child, Keeper, Tell
 from omnistage.cli.stack.resources import Bounds, Ports, gateway_environment, memory_of_machine, router_bounds, stage_bounds, with_token
 from omnistage.client.errors import StackError, UnknownModelError
-from omnistage.client.threads import beside
+from omnistage.client.threads import run_on_thread
 from omnistage.host.addresses import host_and_port
-from omnistage.models.fetch.disk import OwnFolder, sweep
+from omnistage.models.fetch.own_files import OwnFolder, sweep
 
 KEPT_PORT = ("--kept-port", "true")
 """Arguments by which a server knows that `Ports` keeps its port."""
@@ -91,7 +91,7 @@ class Stack:
         self._fronts: list[Servers] = []
         """The processes that clients ask, in the order in which `stop` ends them: the gateway, while the router still answers, and the
         router. All of them end before any stage."""
-        self._begun: dict[str, asyncio.Task[None]] = {}
+        self._starts: dict[str, asyncio.Task[None]] = {}
         """By pipeline: the task that starts it, which stays here when it is done. A pipeline that failed or is out has none."""
         self._gone: dict[str, asyncio.Future[StackError]] = {}
         """For each pipeline that was begun: a future, which gets the error when the pipeline has failed or is out."""
@@ -144,7 +144,7 @@ class Stack:
     def names(self) -> list[str]:
         """The names of all processes of the begun pipelines, or of the first pipeline if none was begun, and of the gateway and the
         router."""
-        pipeline_names = self._begun or {self._layout.pipelines[0].name}
+        pipeline_names = self._starts or {self._layout.pipelines[0].name}
         stages = [name for group in self._layout.groups if not {*group.pipelines}.isdisjoint(pipeline_names) for name in group.names]
         return [*stages, *self._layout.fronts]
 
@@ -165,7 +165,7 @@ class Stack:
         cancelled, the start goes on. Raises UnknownModelError and StackError."""
         if pipeline not in {one.name for one in self._layout.pipelines}:
             raise UnknownModelError(f"this stack has no pipeline {pipeline}; it has {self._layout.names}")
-        if pipeline not in self._begun:
+        if pipeline not in self._starts:
             self._note_begin(pipeline, asyncio.create_task(self._begin(pipeline)))
         await self._has_begun(pipeline)
 
@@ -176,13 +176,13 @@ class Stack:
 
     def _note_begin(self, pipeline: str, start: asyncio.Task[None]) -> None:
         """Note that a pipeline is begun, by the task that starts it."""
-        self._begun[pipeline] = start
+        self._starts[pipeline] = start
         self._gone[pipeline] = asyncio.get_running_loop().create_future()
 
     async def _has_begun(self, pipeline: str) -> None:
         """Wait until a begun pipeline serves. Raises StackError if it fails, also if its start was cancelled, because one of its stages was
         given up."""
-        start = self._begun[pipeline]
+        start = self._starts[pipeline]
         task = asyncio.current_task()
         try:
             await asyncio.shield(start)
@@ -229,7 +229,7 @@ class Stack:
     @property
     def _tasks(self) -> set[asyncio.Task[None]]:
         """All tasks that start or end processes."""
-        return {*self._begun.values(), *self._outs}.union(*(servers.tasks for servers in self._all))
+        return {*self._starts.values(), *self._outs}.union(*(servers.tasks for servers in self._all))
 
     async def _end(self, servers: Servers) -> None:
         """End these processes, and the tasks that would start them again. Afterwards all of them may be started anew, also those that were
@@ -302,7 +302,7 @@ class Stack:
         ]
         bounded = router_bounds(memory_of_machine())
         if options.http:
-            http = apart(options.http, self._own_addresses(router))
+            http = move_port(options.http, self._own_addresses(router))
             gateway = self._child(GATEWAY, GATEWAY, self._layout.gateway_arguments(router), http, bounded)
             self._fronts.append(Servers([gateway]))
         arguments = [*self._layout.router_arguments(stage_addresses), *(() if port else KEPT_PORT)]
@@ -331,7 +331,7 @@ class Stack:
         while self._outs:
             await asyncio.wait(self._outs)
         try:
-            await beside(lambda: fetch_own(layout), "omnistage-fetch")
+            await run_on_thread(lambda: fetch_own(layout), "omnistage-fetch")
             await self._start_in_time(pipeline)
         except StackError as error:
             await asyncio.shield(self._put_out([pipeline], error))
@@ -379,7 +379,7 @@ class Stack:
         if self._report is not None:
             self._report(child.name)
         keeper = asyncio.create_task(self._keep(servers, Keeper(child, self._lifeline[0], self._tell)))
-        keeper.add_done_callback(self._kept)
+        keeper.add_done_callback(self._note_keeper_end)
         servers.keepers.append(keeper)
 
     async def _start_gateway(self, servers: Servers, child: Child) -> None:
@@ -423,16 +423,16 @@ class Stack:
             return
         if servers.is_vital:
             self._break(error)
-        if out := [name for name in self._begun if name in servers.pipelines]:
+        if out := [name for name in self._starts if name in servers.pipelines]:
             for pipeline in out:
-                self._begun[pipeline].cancel()
+                self._starts[pipeline].cancel()
             self._put_out(out, error)
 
     def _put_out(self, pipelines: Sequence[str], error: StackError) -> asyncio.Task[None]:
         """Put pipelines out. The returned task ends the processes that no other pipeline uses; when it is done, they may be begun anew."""
         self._failed = True
         for pipeline in pipelines:
-            del self._begun[pipeline]
+            del self._starts[pipeline]
         task = asyncio.create_task(self._end_rest(error, [self._gone[pipeline] for pipeline in pipelines]))
         self._outs.add(task)
         task.add_done_callback(self._outs.discard)
@@ -442,10 +442,10 @@ class Stack:
         """End the stages that no begun pipeline uses, or that have no process left; then report the error to the callers that wait in
         `gone`. If no pipeline is left, the stack is broken."""
         for servers in self._stages:
-            is_used = not servers.pipelines.isdisjoint(self._begun)
+            is_used = not servers.pipelines.isdisjoint(self._starts)
             if servers.starting is not None and not (is_used and servers.children):
                 await self._end(servers)
-        if not self._begun:
+        if not self._starts:
             self._break(error)
             return
         for future in gone:
@@ -456,7 +456,7 @@ class Stack:
         if self._broken is not None and not self._broken.done():
             self._broken.set_result(error)
 
-    def _kept(self, keeper: asyncio.Task[None]) -> None:
+    def _note_keeper_end(self, keeper: asyncio.Task[None]) -> None:
         """Handle the end of a keeper's task. If a bug ended it, nothing watches its process any more, so the stack ends with that error."""
         error = None if keeper.cancelled() else keeper.exception()
         if error is not None and self._broken is not None and not self._broken.done():

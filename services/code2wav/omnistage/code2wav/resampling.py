@@ -33,7 +33,7 @@ MIN_COMMON_HZ = 25
 CONTEXT_PERIODS = 128
 """Periods of the lower rate on both sides of a block: fewer would cut the filter of VHQ. The error against the whole sound converted at
 once was measured: -144 dB of full scale with 128, -118 with 112, -92 with 96. A first packet waits for this context: 8 ms at 16 kHz."""
-MOST_COLUMNS = 32
+MAX_COLUMNS = 32
 """Largest number of blocks in one call. They share the call's filter, which costs as much as ten blocks; hundreds of blocks would not fit
 into the cache."""
 
@@ -54,8 +54,8 @@ class Conversion:
         self.source_hz, self.rate_hz = source_hz, rate_hz
         common = math.gcd(source_hz, rate_hz)
         period = source_hz // common  # the fewest samples of the model that become a whole number of samples
-        self.block = _whole(source_hz / BLOCKS_PER_S, period)
-        self.context = _whole(CONTEXT_PERIODS * source_hz / min(source_hz, rate_hz), period)
+        self.block = _round_up(source_hz / BLOCKS_PER_S, period)
+        self.context = _round_up(CONTEXT_PERIODS * source_hz / min(source_hz, rate_hz), period)
         self.output_block = self.block // period * (rate_hz // common)
 
     @classmethod
@@ -92,7 +92,7 @@ class Conversion:
         while block < end_block:
             window_first = self._begin(block)
             # A block whose context would begin before the sound gets a shorter window, in a call of its own.
-            block_count = 1 if block * self.block < self.context else min(end_block - block, max(MOST_COLUMNS // channels, 1))
+            block_count = 1 if block * self.block < self.context else min(end_block - block, max(MAX_COLUMNS // channels, 1))
             length = (block + 1) * self.block + self.context - window_first
             part = samples[window_first - held_first :][: length + (block_count - 1) * self.block]
             windows = np.lib.stride_tricks.sliding_window_view(part, length, axis=0)[:: self.block]  # [block_count, channels, length]
@@ -108,7 +108,7 @@ class Conversion:
         return max(block * self.block - self.context, 0)
 
 
-def _whole(minimum: float, period: int) -> int:
+def _round_up(minimum: float, period: int) -> int:
     """The least multiple of `period` that is not below `minimum`."""
     return math.ceil(minimum / period) * period
 
@@ -128,7 +128,7 @@ class Resampler:
     def __init__(self, conversion: Conversion, channels: int, first: int) -> None:
         self._conversion = conversion
         self._block = first // conversion.output_block
-        self._held = np.empty((0, channels), np.float32)
+        self._held_samples = np.empty((0, channels), np.float32)
         self._held_first = conversion.first_needed(first)
         self._skipped = first - self._block * conversion.output_block  # samples of the next block that come before `first`
 
@@ -139,31 +139,31 @@ class Resampler:
 
     def push(self, samples: Samples) -> Samples:
         """Take the model's next samples [n, channels]; returns the converted samples [m, channels] that are final now."""
-        self._held = np.concatenate([self._held, samples])
-        received = self._held_first + len(self._held)
+        self._held_samples = np.concatenate([self._held_samples, samples])
+        received = self._held_first + len(self._held_samples)
         return self._take((received - self._conversion.context) // self._conversion.block)
 
     def end(self) -> Samples:
         """Return the rest of the sound: no samples of the model follow. Raises BadRequest if the sound ends before `first`."""
         first, conversion = self._block * self._conversion.output_block + self._skipped, self._conversion
-        count = conversion.count(self._held_first + len(self._held))
+        count = conversion.count(self._held_first + len(self._held_samples))
         if count < first:
             raise BadRequest(
                 "resume.positions", f"the sound has {count} samples at {conversion.rate_hz} Hz: it cannot go on at sample {first}"
             )
-        silence = np.zeros((conversion.context + conversion.block, self._held.shape[1]), np.float32)  # It fills the last block's window.
-        self._held = np.concatenate([self._held, silence])
+        silence = np.zeros((conversion.context + conversion.block, self._held_samples.shape[1]), np.float32)  # It fills the last window.
+        self._held_samples = np.concatenate([self._held_samples, silence])
         end_block = -(-count // conversion.output_block)  # Rounded up.
         return self._take(end_block)[: count - first]
 
     def _take(self, end_block: int) -> Samples:
         """Convert the blocks before block number `end_block`, without samples before `first`, and drop what no later block needs."""
         if end_block <= self._block:
-            return self._held[:0]
-        converted = self._conversion.convert(self._held, self._held_first, self._block, end_block)[self._skipped :]
+            return self._held_samples[:0]
+        converted = self._conversion.convert(self._held_samples, self._held_first, self._block, end_block)[self._skipped :]
         self._skipped, self._block = 0, end_block
         first_needed = self._conversion.first_needed(end_block * self._conversion.output_block)
-        self._held, self._held_first = self._held[first_needed - self._held_first :].copy(), first_needed
+        self._held_samples, self._held_first = self._held_samples[first_needed - self._held_first :].copy(), first_needed
         return converted
 
 

@@ -10,8 +10,10 @@ from functools import partial
 
 from omnistage.code2wav.resampling import Conversion, convert_sounds, warm_up
 from omnistage.models.interface import USUAL_PROFILE, Code2WavModel, P, Piece, Profile, Sound, WaveRequest
+from omnistage.stage.content import pieces, sound_outputs
 from omnistage.stage.logic import Input, Kept, Output, SessionTiming, Start, Work
-from omnistage.stage.model import ModelStage, bad_request, check_kind, pieces, refusals, sound_outputs
+from omnistage.stage.model import ModelStage, refusals
+from omnistage.stage.params import bad_request, check_kind
 from omnistage.v1 import chunk_pb2, stage_pb2
 
 GRACE_S = 0.02
@@ -89,7 +91,7 @@ class Code2WavStage(ModelStage[Code2WavModel[P]]):
     ) -> AsyncGenerator[Output | Kept, None]:
         """Yield the sound that is still to come, and a Kept whenever the caller may forget more frames."""
         timing.drew = self._model.info.draws
-        ports = start.wanted([self._output])
+        ports = start.find_open_ports([self._output])
         if not ports:
             return
         first = ports[self._output.name]

@@ -28,21 +28,10 @@ from omnistage.models.interface import (
     StepsDone,
     TensorRows,
 )
+from omnistage.stage.content import code_outputs, codes_of, pieces, row_outputs, sound_outputs
 from omnistage.stage.logic import Input, Output, SessionTiming, Start, Work
-from omnistage.stage.model import (
-    POSITIONS,
-    ModelStage,
-    bad_request,
-    check_kind,
-    code_outputs,
-    codes_of,
-    media_of,
-    output_type_of,
-    pieces,
-    refusals,
-    row_outputs,
-    sound_outputs,
-)
+from omnistage.stage.model import ModelStage, refusals
+from omnistage.stage.params import POSITIONS, bad_request, check_kind, media_of, output_type_of
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 
 MAX_PROMPT_CHARACTERS = 32_000
@@ -81,7 +70,7 @@ class DiffusionStage(ModelStage[DiffusionModel[P]]):
         check_kind(request.params, "diffusion")
         draw = replace(parse(request.params.diffusion, request.seed), client=request.client)
         codes = self._ports.get(Content.CODES)
-        if codes is not None and codes.compact and codes.name not in start.ended:
+        if codes is not None and codes.compact and codes.name not in start.ended_ports:
             draw = replace(draw, history=codes_of(start, codes))
         with refusals():
             prepared = await self._model.prepare(draw)
@@ -99,7 +88,7 @@ class DiffusionStage(ModelStage[DiffusionModel[P]]):
         drawn. The starts of the ports are checked here too, because only now the start of a port of rows is certain."""
         self._check_places(prepared, start)
         timing.drew = self._model.info.draws is not False
-        ports = start.wanted(self._model.info.produces)
+        ports = start.find_open_ports(self._model.info.produces)
         if any(port.name in ports for port in self._model.info.produces if port.content is not Content.PROGRESS):
             with refusals():
                 async with aclosing(self._model.draw(prepared, pieces(inputs, self._model.info.accepts), ports)) as drawings:

@@ -40,7 +40,7 @@ class Outbox:
         self._write = write
         self._waiting: deque[stage_pb2.RunResponse] = deque()
         self._accepted = 0  # messages that were put so far
-        self._written = 0
+        self._written_messages = 0
         """How many of the accepted messages were written; one write may carry several."""
         self._moved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -61,7 +61,7 @@ class Outbox:
     async def flush(self) -> None:
         """Return when all earlier messages were written; later ones are not waited for. Raises as `put`."""
         last = self._accepted
-        while self._written < last and self._task is not None:
+        while self._written_messages < last and self._task is not None:
             await self._move()
         self._check()
 
@@ -101,7 +101,7 @@ class Outbox:
                 count = before - len(self._waiting)
                 self._moved.set()
                 await self._write(message)
-                self._written += count
+                self._written_messages += count
                 self._moved.set()
         except CallerGone:
             self._end(CallerGone)

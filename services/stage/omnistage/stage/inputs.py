@@ -78,7 +78,7 @@ class Inputs:
         self._specs = {port.name: port for port in ports}
         self._windows = {port.name: min(window, _WINDOWS.get(port.payload, window)) for port in ports}
         self._readers = {port: PortReader(port, granted=granted) for port, granted in self._windows.items()}
-        self._taken = dict.fromkeys(self._readers, 0)  # chunks that the stage has taken, by port
+        self._taken_chunks = dict.fromkeys(self._readers, 0)  # chunks that the stage has taken, by port
         self._receiver = receiver
         self._reply = reply
         self._queue: deque[tuple[chunk_pb2.Chunk, TensorView | None]] = deque()
@@ -155,7 +155,7 @@ class Inputs:
             self._view = view
             piece = Input(chunk.port, chunk.first, chunk.count, chunk.last, self._payload(chunk, view))
             if chunk.port in self._needs:
-                piece = _cut(piece, self._needs[chunk.port])
+                piece = _trim(piece, self._needs[chunk.port])
             if piece.count == 0 and chunk.count and not chunk.last:
                 continue  # All its items were cut off.
             self.items[chunk.port] += piece.count
@@ -164,7 +164,7 @@ class Inputs:
     async def _wait_for_chunk(self) -> None:
         """Wait until a chunk is in the queue. Raises StopAsyncIteration if none can come any more, HALF_CLOSED."""
         while not self._queue:
-            unended_ports = sorted(port for port, reader in self._readers.items() if not reader.ended)
+            unended_ports = sorted(port for port, reader in self._readers.items() if not reader.is_ended)
             if self._interrupted or not unended_ports:
                 await self.give_memory_back()
                 raise StopAsyncIteration
@@ -193,11 +193,11 @@ class Inputs:
         many chunks."""
         port = chunk.port
         reader = self._readers[port]
-        self._taken[port] += 1
+        self._taken_chunks[port] += 1
         window = self._windows[port]
-        if reader.ended or reader.granted - self._taken[port] > window // 2:
+        if reader.is_ended or reader.granted - self._taken_chunks[port] > window // 2:
             return
-        reader.granted = self._taken[port] + window
+        reader.granted = self._taken_chunks[port] + window
         await self.give_memory_back()
         await self._reply(stage_pb2.RunResponse(credit=stage_pb2.Credit(port=port, total=reader.granted)))
 
@@ -241,7 +241,7 @@ class Inputs:
         return view
 
 
-def _cut(piece: Input, first_needed: int) -> Input:
+def _trim(piece: Input, first_needed: int) -> Input:
     """The input without the items before `first_needed`. Raises PROTOCOL for text, which cannot be cut between its tokens."""
     skipped = min(max(first_needed - piece.first, 0), piece.count)
     if not skipped:

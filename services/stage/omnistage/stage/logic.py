@@ -39,7 +39,7 @@ class Input:
     payload: InputPayload | None
 
 
-MOST_UNSPOKEN, MOST_NOTES, NOTE_CHARACTERS = 64, 4, 200
+MAX_UNSPOKEN_CHARACTERS, MAX_NOTES, NOTE_CHARACTERS = 64, 4, 200
 """How many unspoken characters a report may quote, how many notes it may have, and how many characters a note; see stage.proto."""
 
 
@@ -63,14 +63,14 @@ class SessionTiming:
     def not_spoken(self, runs: Iterable[str]) -> None:
         """Count the characters of `runs`, which have no sound, and keep the first of them. A run is a text of neighbouring characters."""
         for run in runs:
-            text = run[: max(MOST_UNSPOKEN - self.unspoken, 0)]
+            text = run[: max(MAX_UNSPOKEN_CHARACTERS - self.unspoken, 0)]
             if text:
                 self.unspoken_runs.append(text)
             self.unspoken += len(run)
 
     def note(self, text: str) -> None:
         """Add a note that the client may want to know."""
-        if len(self.notes) < MOST_NOTES and text[:NOTE_CHARACTERS] not in self.notes:
+        if len(self.notes) < MAX_NOTES and text[:NOTE_CHARACTERS] not in self.notes:
             self.notes.append(text[:NOTE_CHARACTERS])
 
 
@@ -87,18 +87,18 @@ class Kept:
 class Start:
     """Where the outputs of a session go on; all fields are empty for a new session.
 
-    first: number of the first item to come, by output port; 0 for a port that is not listed. ended: ports that ended already or that nobody
-    takes; nothing may come on them. history: all earlier output of this stage's checkpoint ports, one chunk for each port from item 0 to
-    where the port goes on; `Resumption` checks that.
+    first: number of the first item to come, by output port; 0 for a port that is not listed. ended_ports: ports that ended already or that
+    nobody takes; nothing may come on them. history: all earlier output of this stage's checkpoint ports, one chunk for each port from item
+    0 to where the port goes on; `Resumption` checks that.
     """
 
     first: Mapping[str, int] = field(default_factory=dict)
-    ended: frozenset[str] = frozenset()
+    ended_ports: frozenset[str] = frozenset()
     history: Mapping[str, chunk_pb2.Chunk] = field(default_factory=dict)
 
-    def wanted(self, ports: Iterable[PortSpec]) -> Mapping[str, int]:
+    def find_open_ports(self, ports: Iterable[PortSpec]) -> Mapping[str, int]:
         """The output ports that are still to come, and the first item of each."""
-        return {port.name: self.first.get(port.name, 0) for port in ports if port.name not in self.ended}
+        return {port.name: self.first.get(port.name, 0) for port in ports if port.name not in self.ended_ports}
 
 
 Transform = Callable[[AsyncIterator[Input], SessionTiming, Start], AsyncGenerator[Output | Kept, None]]

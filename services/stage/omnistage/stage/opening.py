@@ -25,12 +25,12 @@ _CONTENT = {stage_pb2.PAYLOAD_TEXT: "text", stage_pb2.PAYLOAD_CODES: "codes"}
 @dataclass(frozen=True, slots=True)
 class Resumption:
     """The output of a session that the caller already has. positions: of this stage's own ports that go to the caller. history: the output
-    of its own checkpoint ports, one chunk for each port. behind: the part for later stages. is_resumed: whether the session was
+    of its own checkpoint ports, one chunk for each port. later_resume: the part for later stages. is_resumed: whether the session was
     lost elsewhere and goes on here. It may be True although all other fields are empty: then the lost session had made no output."""
 
     positions: Mapping[str, stage_pb2.Position] = field(default_factory=dict)
     history: Mapping[str, chunk_pb2.Chunk] = field(default_factory=dict)
-    behind: stage_pb2.Resume = field(default_factory=stage_pb2.Resume)
+    later_resume: stage_pb2.Resume = field(default_factory=stage_pb2.Resume)
     is_resumed: bool = False
 
     @classmethod
@@ -62,10 +62,10 @@ class Resumption:
     def start(self, needs: Mapping[str, int]) -> Start:
         """Where the outputs go on. needs: first item that the next hop needs, for each port that goes to the next hop alone."""
         first = {**needs, **{port: position.first for port, position in self.positions.items()}}
-        return Start(first, frozenset(self.ended), self.history)
+        return Start(first, frozenset(self.ended_ports), self.history)
 
     @property
-    def ended(self) -> set[str]:
+    def ended_ports(self) -> set[str]:
         return {port for port, position in self.positions.items() if position.ended}
 
     def writer(self, port: str) -> PortWriter:
@@ -137,13 +137,13 @@ class CheckedOpen:
         return tuple(self.request.attempts)
 
     @property
-    def ended(self) -> frozenset[str]:
+    def ended_ports(self) -> frozenset[str]:
         """Ports on which nothing may come any more, because the caller has all of their items, or nobody wants them."""
-        return self.unwanted | self.resumption.ended
+        return self.unwanted | self.resumption.ended_ports
 
     def start(self, needs: Mapping[str, int]) -> Start:
         """Where the outputs go on. needs: as in Resumption.start."""
-        return replace(self.resumption.start(needs), ended=self.ended)
+        return replace(self.resumption.start(needs), ended_ports=self.ended_ports)
 
 
 async def check_open(request: stage_pb2.Open, description: stage_pb2.DescribeResponse, allow_list: AllowList) -> CheckedOpen:

@@ -12,8 +12,8 @@ from contextlib import aclosing
 import numpy as np
 
 from omnistage.connector.transport import Sender
-from omnistage.link.channels import Channels
 from omnistage.link.link import Link
+from omnistage.link.liveness import Channels
 from omnistage.link.search import FixedRoute
 from omnistage.link.stream import Metadata
 from omnistage.stage.caller import Outbox
@@ -32,13 +32,13 @@ class CreditBehind:
     def __init__(self, uncredited: Iterable[str] = (), ended_ports: Iterable[str] = ()) -> None:
         """uncredited: checkpoint ports, whose chunks need no credit. ended_ports: ports that had ended before this session began."""
         self._uncredited = frozenset(uncredited)
-        self._ended = set(ended_ports)
+        self._ended_ports = set(ended_ports)
         self._granted: dict[str, int] = {}  # chunks allowed in all, by port that has not ended
         self._relayed: dict[str, int] = {}  # chunks passed on, by port
 
     def grant(self, credit: stage_pb2.Credit) -> None:
         """Note credit of the caller; `credit.total` counts chunks since the session began."""
-        if credit.port not in self._uncredited and credit.port not in self._ended:
+        if credit.port not in self._uncredited and credit.port not in self._ended_ports:
             self._granted[credit.port] = max(credit.total, self._granted.get(credit.port, 0))
 
     def relayed(self, chunk: chunk_pb2.Chunk) -> None:
@@ -46,13 +46,13 @@ class CreditBehind:
         self._relayed[chunk.port] = self._relayed.get(chunk.port, 0) + 1
         if chunk.last:
             self._granted.pop(chunk.port, None)
-            self._ended.add(chunk.port)
+            self._ended_ports.add(chunk.port)
 
     def check(self) -> None:
         """Called after the half-close. Raises HALF_CLOSED if the session can never end without more credit. That is so if a port that has
         not ended has used up its credit. It is also so if no port has got credit or ended, because the last stage has at least one port
         that needs credit."""
-        credited_ports_ended = self._ended - self._uncredited
+        credited_ports_ended = self._ended_ports - self._uncredited
         if not self._granted and not credited_ports_ended:
             raise StageError("HALF_CLOSED", OUT_OF_CREDIT)
         for port, total in self._granted.items():
@@ -87,7 +87,7 @@ class NextHop:
         self._half_closed = False
         self._credit = CreditBehind(
             uncredited=(name for each in request.route for name in each.checkpoints),
-            ended_ports=(position.port for position in resumption.behind.positions if position.ended),
+            ended_ports=(position.port for position in resumption.later_resume.positions if position.ended),
         )
         for credit in credits_behind:
             self._credit.grant(credit)
@@ -99,7 +99,7 @@ class NextHop:
             credits=credits_behind,
             revision=hop.revision,
             checkpoints=hop.checkpoints,
-            resume=resumption.behind if resumption.is_resumed else None,
+            resume=resumption.later_resume if resumption.is_resumed else None,
             attempts=request.attempts,
             unwanted=hop.unwanted,
             client=request.client,
@@ -189,7 +189,7 @@ class Outputs:
         self._payloads = {port.name: port.payload for port in ports}
         self._writers = {port: opening.resumption.writer(port) for port in self._payloads}
         self._first_seqs = {port: writer.seq for port, writer in self._writers.items()}  # number of the first chunk in this session
-        self._unended = self._writers.keys() - opening.ended
+        self._unended = self._writers.keys() - opening.ended_ports
         self._allowance = Allowance()
         self._half_closed = False
         self._released = asyncio.Event()

@@ -31,7 +31,7 @@ from omnistage.host.process import tracing
 from omnistage.host.spans import Tracer
 from omnistage.host.token import read_token
 from omnistage.host.watchdog import Watched
-from omnistage.link.channels import Channels
+from omnistage.link.liveness import Channels
 from omnistage.stage.logic import StageLogic
 from omnistage.stage.servicer import StageServicer
 from omnistage.stage.session import SessionEnvironment
@@ -95,10 +95,10 @@ class Guard(grpc.aio.ServerInterceptor):
         service = details.method.removeprefix("/").partition("/")[0]
         if service in OPEN_TO_ALL:
             handler = await continuation(details)
-            return None if handler is None else self._counted(details.method, handler)
+            return None if handler is None else self._limit_calls(details.method, handler)
         return self._refusing(details.method, refusal(bool(tokens)))
 
-    def _counted(self, method: str, handler: Handler) -> Handler:
+    def _limit_calls(self, method: str, handler: Handler) -> Handler:
         """The handler, limited to MAX_TOKENLESS calls at once. method: its full name."""
 
         @contextmanager
@@ -200,9 +200,9 @@ class StageServer:
             replay_limit=settings.replay_limit,
             session_limit_s=settings.session_limit,
             trusted_uids=settings.trusted_uids,
-            on_post=metrics.sent,
+            on_post=metrics.count_tensor,
             tracer=tracer,
-            on_made=metrics.made,
+            on_made=metrics.count_items,
         )
         self._servicer = StageServicer(self._environment, metrics)
         self._broken = False

@@ -139,10 +139,10 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         finally:
             caller.close()
             self._count_stream(-1)
-            self._metrics.ended(reason)
+            self._metrics.count_session(reason)
             if session is not None:
                 session.close()
-                self._metrics.heard(session.meter.timing)
+                self._metrics.add_timing(session.meter.timing)
                 if session.meter.first_output_s is not None:
                     self._metrics.first_output.observe(session.meter.first_output_s)
             self._metrics.duration.observe(time.monotonic() - begin_s)

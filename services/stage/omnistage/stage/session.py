@@ -22,7 +22,7 @@ import structlog
 from omnistage.connector.arena import Arena
 from omnistage.connector.transport import Receiver, Sender, transport_name
 from omnistage.host.spans import Tracer
-from omnistage.link.channels import Channels
+from omnistage.link.liveness import Channels
 from omnistage.stage.caller import Caller
 from omnistage.stage.inputs import Inputs
 from omnistage.stage.logic import Kept, StageLogic, Start, Work
@@ -131,9 +131,9 @@ class Session:
                 deadline=caller.deadline,
                 metadata=trace.span.metadata,
                 replay_bytes=environment.replay_limit,
-                on_lost=trace.lost,
+                on_lost=trace.note_failover,
             )
-        self._outputs = Outputs(description.produces, opening, new_sender(), caller.outbox, self._next_hop, trace.sent)
+        self._outputs = Outputs(description.produces, opening, new_sender(), caller.outbox, self._next_hop, trace.note_piece)
         self._interrupted = False
         self._drop_task: asyncio.Task[None] | None = None
         self.opening = opening
@@ -256,7 +256,7 @@ class Session:
             if not self._interrupted:  # The input of an interrupted session was cut short, and nobody wants its output.
                 raise
         for output in self._outputs.missing_ends(interrupted=self._interrupted):
-            self.meter.made(output)
+            self.meter.count_output(output)
             await self._outputs.emit(output)
         await outbox.put(stage_pb2.RunResponse(report=self.report()))
         await self._inputs.give_memory_back()
@@ -272,7 +272,7 @@ class Session:
                 if isinstance(output, Kept):
                     await self._caller.outbox.put(stage_pb2.RunResponse(keep=stage_pb2.Keep(port=output.port, first=output.first)))
                     continue
-                self.meter.made(output)
+                self.meter.count_output(output)
                 await self._outputs.emit(output)
 
     async def _drop_unread(self) -> None:
@@ -298,7 +298,7 @@ class Session:
             return
         match message.WhichOneof("event"):
             case "chunk" | "chunks":
-                self._trace.came()
+                self._trace.note_input()
                 for chunk in chunks_of(message):
                     self._inputs.put(chunk)
             case "credit":

@@ -48,7 +48,7 @@ class AllowList:
         self._names = tuple(dict.fromkeys(name for name in names if name is not None))
         self._resolve = resolve or SystemResolver()
         self._clock = clock
-        self._known: dict[Name, tuple[float, Collection[str]]] = {}  # time and result of the last lookup
+        self._lookups: dict[Name, tuple[float, Collection[str]]] = {}  # time and result of the last lookup
 
     async def allows(self, address: str) -> bool:
         """Whether the address may be dialled now. If a name is on the list, waits for its lookup as long as the resolver does."""
@@ -66,14 +66,14 @@ class AllowList:
 
     async def _addresses(self, name: Name) -> Collection[str]:
         """The addresses of the name now; if the lookup fails, its last addresses, because DNS is down more often than a name moves."""
-        looked_up_at, addresses = self._known.get(name, (-KEPT_S, ()))  # -KEPT_S: long ago for every clock.
+        looked_up_at, addresses = self._lookups.get(name, (-KEPT_S, ()))  # -KEPT_S: long ago for every clock.
         if self._clock() < looked_up_at + KEPT_S:
             return addresses
         try:
             addresses = frozenset(await self._resolve(name))
         except SHORTAGES as error:
             log.warning("allow.name_not_found", name=str(name), why=str(error))
-        self._known[name] = (self._clock(), addresses)
+        self._lookups[name] = (self._clock(), addresses)
         return addresses
 
 

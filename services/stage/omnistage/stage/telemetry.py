@@ -40,7 +40,7 @@ class Meter:
         """Note that the session begins: Opened is about to be sent."""
         self._opened_at = self._last_output_at = time.monotonic()
 
-    def made(self, output: Output) -> None:
+    def count_output(self, output: Output) -> None:
         """Note that the logic made a piece of output."""
         self._last_output_at = time.monotonic()
         if not self._first_output_at:
@@ -108,7 +108,7 @@ class SessionTrace:
         self._sent_tensors: collections.Counter[str] = collections.Counter()
         self._sent_bytes: collections.Counter[str] = collections.Counter()
 
-    def came(self) -> None:
+    def note_input(self) -> None:
         """Note when input came from the caller."""
         self._first_input_s = self._first_input_s or time.monotonic()
 
@@ -118,14 +118,14 @@ class SessionTrace:
         self._sent_tensors[transport] += 1
         self._sent_bytes[transport] += size
 
-    def sent(self, offered_s: float) -> None:
+    def note_piece(self, offered_s: float) -> None:
         """Note that the link to the next hop has accepted a piece, which was offered at `offered_s`."""
         now_s = time.monotonic()
         self._transfer = (self._transfer[0] or offered_s, now_s)
         self._waited_s += now_s - offered_s
         self._pieces += 1
 
-    def lost(self, failover: stage_pb2.Failover) -> None:
+    def note_failover(self, failover: stage_pb2.Failover) -> None:
         """Note that the next hop was lost and another replica goes on."""
         attributes: dict[str, Value] = {"stage": kind_name(failover.kind), "lost": failover.lost, "replica": failover.replica}
         attributes |= {"why": failover.reason, "pause_s": failover.pause.ToTimedelta().total_seconds()}
@@ -211,8 +211,8 @@ class StageMetrics:
         self.duration = Histogram(
             "omnistage_stage_session_seconds", "From Open to the end of a session.", names, registry=registry, buckets=_SECONDS
         ).labels(**self._labels)
-        self._ended = Counter("omnistage_stage_sessions_total", "Sessions by how they ended.", (*names, "reason"), registry=registry)
-        self._ended.labels(**self._labels, reason="OK")  # A rate needs the 0 before the first session.
+        self._sessions = Counter("omnistage_stage_sessions_total", "Sessions by how they ended.", (*names, "reason"), registry=registry)
+        self._sessions.labels(**self._labels, reason="OK")  # A rate needs the 0 before the first session.
         self._counts: dict[str, tuple[Counter, float]] = {}
         """The counter that an item of a port adds to, and how much the item adds."""
         self._tensors: Counter | None = None
@@ -258,23 +258,23 @@ class StageMetrics:
             counter.labels(**self._labels, transport=transport)
         return counter
 
-    def sent(self, transport: str, size: int) -> None:
+    def count_tensor(self, transport: str, size: int) -> None:
         """Count a tensor that went to the next stage. transport: inline or shared_memory. size: in bytes."""
         if self._tensors is not None and self._tensor_bytes is not None:
             self._tensors.labels(**self._labels, transport=transport).inc()
             self._tensor_bytes.labels(**self._labels, transport=transport).inc(size)
 
-    def made(self, port: str, items: int) -> None:
+    def count_items(self, port: str, items: int) -> None:
         """Count items that the model made, in the unit of the metric of their port: tokens, seconds or pictures."""
         if port in self._counts:
             counter, amount = self._counts[port]
             counter.inc(items * amount)
 
-    def ended(self, reason: str) -> None:
+    def count_session(self, reason: str) -> None:
         """Count a session. reason: OK, CANCELLED, INTERNAL or a name in ErrorReason."""
-        self._ended.labels(**self._labels, reason=reason).inc()
+        self._sessions.labels(**self._labels, reason=reason).inc()
 
-    def heard(self, timing: SessionTiming) -> None:
+    def add_timing(self, timing: SessionTiming) -> None:
         """Count, once at the end of a session, how often and how long its listener had nothing to play, and the characters not spoken."""
         if self._unspoken is not None:
             self._unspoken.inc(timing.unspoken)

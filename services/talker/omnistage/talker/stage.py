@@ -9,8 +9,10 @@ from dataclasses import replace
 from functools import partial
 
 from omnistage.models.interface import Alignment, Content, Frames, P, SpeechRequest, TalkerModel, Unspoken
+from omnistage.stage.content import codes_of, pieces, row_outputs
 from omnistage.stage.logic import Input, Output, SessionTiming, Start, Work
-from omnistage.stage.model import ModelStage, bad_request, check_kind, codes_of, pieces, refusals, row_outputs, sampling_of
+from omnistage.stage.model import ModelStage, refusals
+from omnistage.stage.params import bad_request, check_kind, sampling_of
 from omnistage.v1 import chunk_pb2, stage_pb2
 
 MAX_FRAMES = 1 << 20
@@ -32,7 +34,7 @@ class TalkerStage(ModelStage[TalkerModel[P]]):
         speech = replace(parse(request.params.talker, request.seed), client=request.client, scope=request.scope)
         if self._output.compact:
             history = codes_of(start, self._output)  # Checked even if the port has ended.
-            if self._output.name not in start.ended:
+            if self._output.name not in start.ended_ports:
                 speech = replace(speech, history=history)
         with refusals():
             prepared = await self._model.prepare(speech)
@@ -43,7 +45,7 @@ class TalkerStage(ModelStage[TalkerModel[P]]):
     ) -> AsyncGenerator[Output, None]:
         """Speak, and yield the frames and the times of words that are still to come; see Work.run. drew: see SessionTiming."""
         timing.drew = drew
-        ports = start.wanted(self._model.info.produces)
+        ports = start.find_open_ports(self._model.info.produces)
         if not ports and not self._model.info.tells_unspoken:
             return
         with refusals():

@@ -9,20 +9,10 @@ from functools import partial
 
 from omnistage.models.conversation import Part, Streamed, TextConstraint, Turn
 from omnistage.models.interface import Content, FinishReason, P, TensorRows, TextPiece, TextRequest, ThinkerModel
+from omnistage.stage.content import pieces, row_outputs
 from omnistage.stage.logic import Input, Output, SessionTiming, Start, Work
-from omnistage.stage.model import (
-    HISTORY,
-    MAX_TOP_LOGPROBS,
-    ModelStage,
-    bad_request,
-    check_kind,
-    media_of,
-    pieces,
-    refusals,
-    row_outputs,
-    sampling_of,
-    streamed_of,
-)
+from omnistage.stage.model import ModelStage, refusals
+from omnistage.stage.params import HISTORY, MAX_TOP_LOGPROBS, bad_request, check_kind, media_of, sampling_of, streamed_of
 from omnistage.v1 import chunk_pb2, stage_pb2
 
 MAX_TOKENS = 32768
@@ -66,7 +56,7 @@ class ThinkerStage(ModelStage[ThinkerModel[P]]):
     ) -> AsyncGenerator[Output, None]:
         """Generate, and yield the text and the rows that are still to come; see Work.run. drew: see SessionTiming."""
         timing.drew = drew
-        ports = start.wanted(self._model.info.produces)
+        ports = start.find_open_ports(self._model.info.produces)
         if not ports:
             return
         with refusals():
@@ -116,7 +106,7 @@ def continue_request(request: TextRequest, start: Start, port: str) -> TextReque
     ended without a reason, or has a reason without having ended."""
     text = start.history.get(port, chunk_pb2.Chunk()).text
     finished = FINISHED.get(text.finish_reason)
-    has_ended = port in start.ended and port in start.history  # A port that nobody wants is in `ended` too, but has no history.
+    has_ended = port in start.ended_ports and port in start.history  # An unwanted port is in `ended_ports` too, without a history.
     if (finished is not None) != has_ended:
         raise bad_request(HISTORY, f"port {port!r} has a finish reason if it has ended, and only then")
     return replace(request, history=tuple(text.token_ids), finished=finished)

@@ -66,8 +66,8 @@ class Speech:
         self._first_sample = first_sample
         self._number = prepared.schedule.entry(first_sample // config.code_samples)
         self._codes = Codes(prepared.schedule.first_code(self._number), 1)
-        self._ended = self._over = False  # whether all codes have come; whether the last window was solved
-        self._left: torch.Tensor | None = None
+        self._has_ended = self._over = False  # whether all codes have come; whether the last window was solved
+        self._state: torch.Tensor | None = None
         """The state that the last window left to the next window; see Flow."""
         self._before = torch.zeros(0, config.dit.mel_bins, device=windows.dit.device)
         """The last mel frames before the next window, which the vocoder needs, [n, mel_bins]."""
@@ -76,11 +76,11 @@ class Speech:
         """Add the next codes, [n, 1]. first: number of the first of these codes in the speech; codes before the first needed code are
         dropped. last: no more codes come. Raises BadRequest for codes outside the table, if needed codes were skipped, and for a speech
         that ends before `first_sample`."""
-        if not self._ended:
+        if not self._has_ended:
             self._take(first, codes.astype(np.int64))
-        self._ended = self._ended or last
-        samples = self._codes.came * self._config.code_samples
-        if self._ended and samples < self._first_sample:
+        self._has_ended = self._has_ended or last
+        samples = self._codes.end_frame * self._config.code_samples
+        if self._has_ended and samples < self._first_sample:
             raise BadRequest("resume.positions", f"the sound has {samples} samples: it cannot go on at sample {self._first_sample}")
 
     def next(self) -> tuple[Window, Flow] | None:
@@ -88,17 +88,17 @@ class Speech:
         previous window."""
         if self._over:
             return None
-        window = self._prepared.schedule.window(self._number, self._codes.past, has_ended=self._ended)
+        window = self._prepared.schedule.window(self._number, self._codes.past, has_ended=self._has_ended)
         return None if window is None else (window, self._flow(window))
 
     def solved(self, window: Window, flow: Flow) -> Vocoding:
         """The next step of the window that `next` returned last: its mel frames, to be made into sound. flow: that window's flow, done."""
         schedule, mel = self._prepared.schedule, torch.cat((self._before, flow.mel))
-        end = len(mel) - flow.ahead
-        self._left, self._before = flow.leaves, mel[max(end - FIELD, 0) : end]
+        end = len(mel) - flow.ahead_frames
+        self._state, self._before = flow.state_out, mel[max(end - FIELD, 0) : end]
         needless_samples = self._first_sample - schedule.begin(self._number) * self._config.code_samples  # of this chunk, if above 0
         self._number += 1
-        self._over = flow.leaves is None
+        self._over = flow.state_out is None
         self._codes.forget(schedule.first_code(self._number))
         unheard_frames = max(min(needless_samples // self._config.vocoder.frame_samples, flow.chunk), 0)
         if unheard_frames < flow.chunk:  # Only whole pieces are left out, because samples of a shorter piece may have other bits.
@@ -106,7 +106,7 @@ class Speech:
         return Vocoding(
             mel,
             flow.chunk,
-            flow.ahead,
+            flow.ahead_frames,
             unheard_frames,
             wanted_frames=flow.chunk - unheard_frames,
             needless=max(needless_samples - unheard_frames * self._config.vocoder.frame_samples, 0),
@@ -118,12 +118,12 @@ class Speech:
         """Add codes, up to a code that ends the speech. See `feed`."""
         ends = np.flatnonzero(np.isin(codes, self._config.ends))
         if len(ends):
-            codes, self._ended = codes[: ends[0]], True
+            codes, self._has_ended = codes[: ends[0]], True
         if len(wrong := codes[codes >= self._config.dit.code_rows]):
             raise BadRequest("codes", f"there is no code {wrong[0]}; codes are below {self._config.dit.code_rows}")
         self._codes.add(first, codes)
         max_codes = self._config.dit.max_frames // self._config.dit.repeats
-        if not self._prepared.schedule.sizes and self._codes.came > max_codes:
+        if not self._prepared.schedule.sizes and self._codes.end_frame > max_codes:
             raise BadRequest("code2wav.profile", f"offline makes at most {max_codes} codes into sound: ask for another profile")
 
     def _flow(self, window: Window) -> Flow:
@@ -137,14 +137,14 @@ class Speech:
             return start.to(dit.device), dit.conditions(codes.to(dit.device), prepared.speaker, blocks)
 
         if window.fresh:  # It uses nothing of the windows before it.
-            self._left, self._before = None, self._before[:0]
+            self._state, self._before = None, self._before[:0]
         return Flow(
             context=window.context * config.repeats,
             chunk=(window.end - window.begin) * config.repeats,
-            ahead=window.ahead * config.repeats,
+            ahead_frames=window.ahead_codes * config.repeats,
             begin=begin,
-            left=self._left,
-            leaves=None if window.last else torch.empty(self._windows.solver.evaluations, *dit.kept_shape(), device=dit.device),
+            state_in=self._state,
+            state_out=None if window.last else torch.empty(self._windows.solver.evaluations, *dit.kept_shape(), device=dit.device),
         )
 
 
@@ -171,7 +171,7 @@ class FlowCode2Wav(WindowedCode2Wav[PreparedSpeech]):
         self._schedules, self._speakers = schedules, speakers
         self._halving = Halving(trial.halved)
         windows.halved = self._halving.took
-        super().__init__(info, Loop(windows, Listeners[Job](trial.most, self._halving.worth), workers), workers)
+        super().__init__(info, Loop(windows, Listeners[Job](trial.choose_batch_size, self._halving.worth), workers), workers)
         self._forecast = Forecast(config.code_samples / config.sample_rate_hz, trial.seconds, form)
 
     async def prepare(self, request: WaveRequest) -> PreparedSpeech:
@@ -203,14 +203,14 @@ class FlowCode2Wav(WindowedCode2Wav[PreparedSpeech]):
         clock, due, has_sound = asyncio.get_running_loop().time, 0.0, False
         async for piece in inputs:
             assert isinstance(piece.content, np.ndarray)
-            arrivals.came(clock(), len(piece.content))
+            arrivals.record(clock(), len(piece.content))
             speech.feed(piece.first, piece.content, last=piece.last)
             while (step := speech.next()) is not None:
                 window, flow = step
                 # A client that wants the whole speech at once does not listen before its end, so its sound is due after all other sound.
                 due = due or (clock() if prepared.schedule.sizes else math.inf)
                 # The sound of the window before this one is made at the same time, so the slower of the two sets the pace of windows.
-                with self._forecast.watching(window, learning=flow.left is not None):
+                with self._forecast.watching(window, learning=flow.state_in is not None):
                     await self._loop.run(flow, due)
                 vocoding = speech.solved(window, flow)
                 if not has_sound:
@@ -299,7 +299,7 @@ def load_code2wav(folder: Path, options: LoadOptions) -> FlowCode2Wav:
             "solver": f"{wave_options.solver}, {solver.steps} steps, {solver.evaluations} evaluations",
             "lookahead": f"{wave_options.lookahead} blocks" if wave_options.lookahead else "by the profile",
             "max_sessions": reason,
-            **trial.why,
+            **trial.reasons,
         },
     )
     return FlowCode2Wav(config, windows, workers, schedules, speakers, info, trial)

@@ -28,7 +28,7 @@ BACK_LAYERS, AHEAD_LAYERS = 2, 1
 """Numbers of layers that see the previous block, and the next block, as published. So in one evaluation of the net, a block depends on this
 many blocks back and ahead."""
 
-MOST_BLOCK_FRAMES = 1 << 12
+MAX_BLOCK_FRAMES = 1 << 12
 """Largest number of frames of a block, because every speech has memory for a block. The published number is 24."""
 
 _VOCODER = {"upsample_rates": (5, 3, 2, 2, 2, 2), "upsample_kernel_sizes": (11, 7, 4, 4, 4, 4), "resblock_kernel_sizes": (3, 7, 11)}
@@ -146,7 +146,7 @@ def _dit(config: Config) -> DitConfig:
         code_size=config.size("emb_dim"),
         voice_size=config.size("enc_emb_dim"),
         repeats=config.size("repeats"),
-        block_frames=config.size("block_size", MOST_BLOCK_FRAMES),
+        block_frames=config.size("block_size", MAX_BLOCK_FRAMES),
         ahead_layers=frozenset(config.values("look_ahead_layers", int)),
         back_layers=tuple(sorted(set(config.values("look_backward_layers", int)))),
         rope_theta=rope_theta_of(config),

@@ -50,13 +50,13 @@ class _Linear:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One layer. ahead: whether it sees the next block. back: its index among the layers that see the previous block; None: it does not."""
+    """One layer. is_ahead: whether it sees the next block. back: its index among those that see the previous block; None: it does not."""
 
     query_key_value: _Linear
     output: _Linear
     up: _Linear
     down: _Linear
-    ahead: bool
+    is_ahead: bool
     back: int | None
 
 
@@ -148,7 +148,7 @@ class Dit:
         """The net's output for some branches of each window, [S, branches, F, mel_bins]. conditions: of these branches, [S, branches, F,
         hidden]."""
         branches, blocks = conditions.shape[1], points.shape[1] // self.config.block_frames
-        masks = _Masks.of(self.config.block_frames, blocks, edges.frames, edges.left is not None, len(points) * branches, points.device)
+        masks = _Masks.of(self.config.block_frames, blocks, edges.frames, edges.state_in is not None, len(points) * branches, points.device)
         row_evaluations = evaluations.repeat_interleave(branches)
         modulation = self._modulation[row_evaluations].unsqueeze(3)
         x = functional.linear(points.repeat_interleave(branches, 0), self._enter) + conditions.flatten(0, 1)
@@ -168,7 +168,7 @@ class Dit:
         shape = (rows, padded // config.block_frames, config.block_frames, 3, config.heads, config.head_size)
         projections = layer.query_key_value(x).view(shape)
         query, key, value = projections.unbind(3)
-        plain_key = key[..., 0, :].clone() if layer.ahead or layer.back is not None else key
+        plain_key = key[..., 0, :].clone() if layer.is_ahead or layer.back is not None else key
         # Only the first head turns, because the net was trained so by mistake.
         projections[..., :2, 0, :] = self._turn(projections[..., :2, 0, :].transpose(2, 3), 0).transpose(2, 3)
         keys, values = [key], [value]
@@ -180,7 +180,7 @@ class Dit:
             for parts, blocks, before in ((keys, back_key, edges.before(layer.back, 0)), (values, value, edges.before(layer.back, 1))):
                 first = torch.zeros_like(blocks[:, :1]) if before is None else before.unsqueeze(1)
                 parts.insert(0, torch.cat((first, blocks[:, :-1]), 1))
-        if layer.ahead:
+        if layer.is_ahead:
             ahead_key = key.clone()
             ahead_key[..., 0, :] = self._turn(plain_key, 1)
             # Each block gets the keys and values of the block after it.
@@ -190,7 +190,7 @@ class Dit:
             query.flatten(0, 1).transpose(1, 2),
             _join_blocks(keys).flatten(0, 1).transpose(1, 2),
             _join_blocks(values).flatten(0, 1).transpose(1, 2),
-            attn_mask=masks.of_layer(layer.back is not None, layer.ahead),
+            attn_mask=masks.of_layer(layer.back is not None, layer.is_ahead),
         )
         return layer.output(attention.transpose(1, 2).reshape(rows, padded, -1))
 
@@ -225,12 +225,12 @@ class Dit:
 @dataclass(frozen=True, slots=True)
 class _Edges:
     """The state that some branches of windows get from the previous windows, and leave to the next windows. frames: number of frames
-    without padding. left: state of the previous windows, [S, back_layers, 2, branches, ...]; None: there is none. kept: is filled with the
-    state of block `keep`; None: no state is kept."""
+    without padding. state_in: of the previous windows, [S, back_layers, 2, branches, ...]; None: there is none. state_out: is filled with
+    the state of block `keep`; None: no state is kept."""
 
     frames: int
-    left: torch.Tensor | None
-    kept: torch.Tensor | None
+    state_in: torch.Tensor | None
+    state_out: torch.Tensor | None
     keep: int
 
     @classmethod
@@ -242,14 +242,14 @@ class _Edges:
     def before(self, layer: int, part: int) -> torch.Tensor | None:
         """Keys (part 0) or values (part 1) of the block before the first block, [rows, block_frames, heads, head_size]; None: there is
         none."""
-        return None if self.left is None else self.left[:, layer, part].flatten(0, 1)
+        return None if self.state_in is None else self.state_in[:, layer, part].flatten(0, 1)
 
     def put(self, layer: int, parts: Sequence[torch.Tensor]) -> None:
         """Store the keys and values of block `keep` of a layer. parts: keys and values of all blocks, [rows, blocks, block_frames, heads,
         head_size]."""
-        if self.kept is not None:
+        if self.state_out is not None:
             for part, each in enumerate(parts):
-                self.kept[:, layer, part] = each[:, self.keep].view(self.kept[:, layer, part].shape)
+                self.state_out[:, layer, part] = each[:, self.keep].view(self.state_out[:, layer, part].shape)
 
 
 class _Masks:
@@ -260,8 +260,8 @@ class _Masks:
     def __init__(self, is_frame: torch.Tensor, rows: int, has_left: bool) -> None:
         """is_frame: whether each frame of each block exists, bool [blocks, block]. rows: number of rows. has_left: whether there is a
         previous block."""
-        self._own, self._rows, self._has_left = is_frame, rows, has_left
-        self._made: dict[tuple[bool, bool], torch.Tensor | None] = {}
+        self._is_frame, self._rows, self._has_left = is_frame, rows, has_left
+        self._masks: dict[tuple[bool, bool], torch.Tensor | None] = {}
 
     @classmethod
     def of(cls, block: int, blocks: int, frames: int, has_left: bool, rows: int, device: torch.device) -> _Masks:
@@ -269,13 +269,13 @@ class _Masks:
 
     def of_layer(self, is_back: bool, is_ahead: bool) -> torch.Tensor | None:
         """The mask of the layers that see the previous block (is_back), and the next block (is_ahead)."""
-        if (is_back, is_ahead) not in self._made:
-            self._made[is_back, is_ahead] = self._make(is_back, is_ahead)
-        return self._made[is_back, is_ahead]
+        if (is_back, is_ahead) not in self._masks:
+            self._masks[is_back, is_ahead] = self._make(is_back, is_ahead)
+        return self._masks[is_back, is_ahead]
 
     def _make(self, is_back: bool, is_ahead: bool) -> torch.Tensor | None:
         """Make the mask of `of_layer`."""
-        is_frame, parts = self._own, [self._own]
+        is_frame, parts = self._is_frame, [self._is_frame]
         if is_back:
             first = torch.full_like(is_frame[:1], self._has_left)
             parts.insert(0, torch.cat((first, is_frame[:-1])))

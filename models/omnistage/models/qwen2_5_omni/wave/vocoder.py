@@ -166,7 +166,7 @@ class Vocoder:
         the work; None: there is none."""
         x = self._enter(_scale_mel(mel.transpose(1, 2)))
         for level in self._levels:
-            x, before, after = _cut(level(x, aside), before * level.rate, after * level.rate, level.context)
+            x, before, after = _cut_ends(level(x, aside), before * level.rate, after * level.rate, level.context)
         sound = self._leave(self._activation(x)).squeeze(1)
         return sound[:, before : sound.shape[1] - after].clamp(-1.0, 1.0)
 
@@ -208,7 +208,7 @@ class Vocoder:
         return _Activation(frequency, 1.0 / (height + 1e-9), [2 * tap for tap in self._taps], self._taps)
 
 
-def _cut(x: torch.Tensor, before: int, after: int, context: int) -> tuple[torch.Tensor, int, int]:
+def _cut_ends(x: torch.Tensor, before: int, after: int, context: int) -> tuple[torch.Tensor, int, int]:
     """Cut off samples at the ends of x, up to `context` samples from the wanted samples. before, after: numbers of unwanted samples at the
     beginning and the end of x. Returns the rest, and these two numbers for the rest."""
     first, last = max(before - context, 0), max(after - context, 0)

@@ -32,23 +32,23 @@ PIECE_FRAMES = 144
 class Flow:
     """The first part of a window's work: from noise to mel frames.
 
-    chunk: number of frames that become sound. context, ahead: numbers of frames before and after the chunk. begin: makes the noise, padded
-    to whole blocks, and the conditions of Dit.conditions; the first step calls it, because both may be large. left: state of the previous
-    window, [evaluations, *Dit.kept_shape()]; None: it needs no state. leaves: is filled with the state for the next window, in the same
-    shape; None: no window needs it. slopes: if an evaluation takes several steps, the slopes of the blocks that are done."""
+    chunk: number of frames that become sound. context, ahead_frames: numbers of frames before and after the chunk. begin: makes the noise,
+    padded to whole blocks, and the conditions of Dit.conditions; the first step calls it, because both may be large. state_in: of the
+    previous window, [evaluations, *Dit.kept_shape()]; None: it needs none. state_out: is filled with the state for the next window, in the
+    same shape; None: no window needs it. slopes: if an evaluation takes several steps, the slopes of the blocks that are done."""
 
     context: int
     chunk: int
-    ahead: int
+    ahead_frames: int
     begin: Callable[[], tuple[torch.Tensor, torch.Tensor]]
-    left: torch.Tensor | None
-    leaves: torch.Tensor | None
+    state_in: torch.Tensor | None
+    state_out: torch.Tensor | None
     slopes: list[torch.Tensor] = field(default_factory=list)
     _beginning: tuple[Trajectory, torch.Tensor] | None = None  # the solution so far, and the conditions; None before `prepare`
 
     @property
     def frames(self) -> int:
-        return self.context + self.chunk + self.ahead
+        return self.context + self.chunk + self.ahead_frames
 
     @property
     def done(self) -> bool:
@@ -84,14 +84,14 @@ class Flow:
 class Vocoding:
     """The second part of a window's work: from the mel frames of its chunk to samples.
 
-    mel: frames of the chunk, with at most FIELD frames before it and `ahead` after it. sounded: number of frames of the chunk that have
-    become samples or are not wanted. needless: number of samples at the beginning of `samples` that are not wanted. wanted_frames: number
-    of wanted frames of the chunk. needs: first code that another replica would need to go on after the chunk. last: whether the speech ends
-    with the chunk."""
+    mel: frames of the chunk, with at most FIELD frames before it and `ahead_frames` after it. sounded: number of frames of the chunk that
+    have become samples or are not wanted. needless: number of samples at the beginning of `samples` that are not wanted. wanted_frames:
+    number of wanted frames of the chunk. needs: first code that another replica would need to go on after the chunk. last: whether the
+    speech ends with the chunk."""
 
     mel: torch.Tensor
     chunk: int
-    ahead: int
+    ahead_frames: int
     sounded: int
     needless: int
     wanted_frames: int
@@ -106,7 +106,7 @@ class Vocoding:
     def piece(self) -> tuple[int, int, int, int]:
         """The next piece of sound, as four indices in `mel`: the first frame on which it depends, its first frame, the end of its frames,
         and the end of the frames on which it depends."""
-        chunk_end = len(self.mel) - self.ahead
+        chunk_end = len(self.mel) - self.ahead_frames
         begin = chunk_end - self.chunk + self.sounded
         end = min(begin + PIECE_FRAMES, chunk_end)
         return max(begin - FIELD, 0), begin, end, min(end + FIELD, len(self.mel))
@@ -128,8 +128,8 @@ class Windows:
         if isinstance(job, Flow):
             if self._blocks(job) > SLICE_BLOCKS:
                 return "slice", id(job)
-            kept_end = 0 if job.leaves is None else job.context + job.chunk
-            return "flow", job.frames, kept_end, job.left is not None
+            kept_end = 0 if job.state_out is None else job.context + job.chunk
+            return "flow", job.frames, kept_end, job.state_in is not None
         first, begin, end, past = job.piece()
         return "sound", begin - first, end - begin, past - end
 
@@ -165,7 +165,7 @@ class Windows:
     def _evaluate(self, flows: Sequence[Flow], aside: Aside | None) -> None:
         """Evaluate the net once for each of these flows, which have equal keys."""
         first, evaluations = flows[0], [flow.trajectory.evaluation for flow in flows]
-        states_in = [flow.left[evaluation] for flow, evaluation in zip(flows, evaluations, strict=True) if flow.left is not None]
+        states_in = [flow.state_in[evaluation] for flow, evaluation in zip(flows, evaluations, strict=True) if flow.state_in is not None]
         last_block = (first.context + first.chunk) // self.dit.config.block_frames - 1  # of the chunk
         slopes, state_out = self.dit.slopes(
             torch.stack([flow.trajectory.point for flow in flows]),
@@ -173,17 +173,17 @@ class Windows:
             evaluations,
             first.frames,
             torch.stack(states_in) if states_in else None,
-            None if first.leaves is None else last_block,
+            None if first.state_out is None else last_block,
             aside,
         )
         for place, (flow, evaluation) in enumerate(zip(flows, evaluations, strict=True)):
-            if state_out is not None and flow.leaves is not None:
-                flow.leaves[evaluation] = state_out[place]
+            if state_out is not None and flow.state_out is not None:
+                flow.state_out[evaluation] = state_out[place]
             flow.trajectory.take(slopes[place])
 
     def _evaluate_slice(self, flow: Flow, aside: Aside | None) -> None:
         """Evaluate the next blocks of the only window of a speech, together with the neighbouring blocks on which they depend."""
-        assert flow.left is None and flow.leaves is None
+        assert flow.state_in is None and flow.state_out is None
         block, first = self.dit.config.block_frames, len(flow.slopes) * SLICE_BLOCKS
         end, past = first + SLICE_BLOCKS, self._blocks(flow)
         begin = max(first - BACK_LAYERS, 0)
@@ -318,7 +318,7 @@ def form(window: Window | None) -> Hashable:
     may have any length."""
     if window is None or window.last:
         return None
-    return window.end - window.begin, window.context, window.ahead, window.fresh, min(window.begin, FIELD)
+    return window.end - window.begin, window.context, window.ahead_codes, window.fresh, min(window.begin, FIELD)
 
 
 class WindowTrials:
@@ -341,7 +341,7 @@ class WindowTrials:
             return torch.randn(*shape, generator=generator).to(dit.device)
 
         repeats, mel, evaluations = config.dit.repeats, config.dit.mel_bins, self.stages[FLOW]
-        frames, chunk, ahead_frames = (codes * repeats for codes in (window.past - window.first, window.end - window.begin, window.ahead))
+        frames, chunk, ahead_frames = (n * repeats for n in (window.past - window.first, window.end - window.begin, window.ahead_codes))
         if stage == VOCODER:
             before = 0 if window.fresh else min(FIELD, window.begin * repeats)
             mel_frames = random(before + frames, mel) - 5  # Mel frames are logarithms of amplitudes far below 1.
@@ -349,10 +349,10 @@ class WindowTrials:
         return Flow(
             context=window.context * repeats,
             chunk=chunk,
-            ahead=ahead_frames,
+            ahead_frames=ahead_frames,
             begin=lambda: (random(frames, mel), random(2, frames, config.dit.hidden_size)),
-            left=None if window.fresh else random(1, *dit.kept_shape()).expand(evaluations, *[-1] * len(dit.kept_shape())),
-            leaves=torch.empty(evaluations, *dit.kept_shape(), device=dit.device),
+            state_in=None if window.fresh else random(1, *dit.kept_shape()).expand(evaluations, *[-1] * len(dit.kept_shape())),
+            state_out=torch.empty(evaluations, *dit.kept_shape(), device=dit.device),
         )
 
     def step(self, jobs: Sequence[Job], aside: Aside | None) -> list[torch.Tensor]:
@@ -364,6 +364,6 @@ class WindowTrials:
             if isinstance(job, Vocoding):
                 results.append(job.samples[-1])
             else:
-                assert job.leaves is not None
-                results.append(torch.cat((job.trajectory.point.flatten(), job.leaves[0].flatten())))
+                assert job.state_out is not None
+                results.append(torch.cat((job.trajectory.point.flatten(), job.state_out[0].flatten())))
         return results

@@ -119,7 +119,7 @@ class WindowTrials:
         if window.begin:
             # Random, because near the beginning of a speech some keys do not belong to frames.
             key_count = int(torch.randint(config.window, (), generator=generator))
-            state = replace(state, seen=key_count, keys=random(state.keys), inputs=tuple(map(random, state.inputs)))
+            state = replace(state, key_count=key_count, keys=random(state.keys), inputs=tuple(map(random, state.inputs)))
         return WindowJob(codes, state)
 
     def step(self, jobs: Sequence[WindowJob], aside: Aside | None) -> list[torch.Tensor]:
@@ -138,10 +138,10 @@ class WindowTrials:
 
 @dataclass(frozen=True, slots=True)
 class PreparedSpeech:
-    """The parameters of a speech. schedule: cuts it into windows. heard: whether somebody listens while the sound is made."""
+    """The parameters of a speech. schedule: cuts it into windows. has_listener: whether somebody listens while the sound is made."""
 
     schedule: Schedule
-    heard: bool
+    has_listener: bool
 
 
 class Speech:
@@ -160,7 +160,7 @@ class Speech:
         begin = schedule.first_code(self._number)
         self._codes = Codes(begin, config.codebooks)
         self._state = net.start(begin)
-        self._ended = False
+        self._has_ended = False
 
     def feed(self, first: int, codes: Array, *, last: bool) -> None:
         """Add the next frames, [n, codebooks]. first: number of the first of these frames in the speech; frames before the first needed
@@ -170,21 +170,21 @@ class Speech:
         if len(wrong := frames[frames >= self._config.codes]):
             raise BadRequest("codes", f"there is no code {wrong[0]}; codes are below {self._config.codes}")
         self._codes.add(first, frames)
-        self._ended = self._ended or last
-        samples = max(self._codes.came * self._config.frame_samples - self._config.missing, 0)
-        if self._ended and samples < self._first_sample:
+        self._has_ended = self._has_ended or last
+        samples = max(self._codes.end_frame * self._config.frame_samples - self._config.missing, 0)
+        if self._has_ended and samples < self._first_sample:
             raise BadRequest("resume.positions", f"the sound has {samples} samples: it cannot go on at sample {self._first_sample}")
 
     def next(self) -> tuple[Window, WindowJob] | None:
-        """The next window and its computation; None: some of its frames have not come, or the speech is over. Before that, call `made` for
-        the previous window."""
-        window = self._schedule.window(self._number, self._codes.past, has_ended=self._ended)
+        """The next window and its computation; None: some of its frames have not come, or the speech is over. Before that, call `finish`
+        for the previous window."""
+        window = self._schedule.window(self._number, self._codes.past, has_ended=self._has_ended)
         if window is None:
             return None
         codes = torch.from_numpy(self._codes.between(window.begin, window.end))
         return window, WindowJob(codes, self._state, silent=window.end <= self._sounding)
 
-    def made(self, window: Window, job: WindowJob) -> Sound:
+    def finish(self, window: Window, job: WindowJob) -> Sound:
         """The sound of the window that `next` returned last, without samples before `first_sample`, and with `Sound.needs`. job: that
         window, done."""
         samples, self._state = job.results
@@ -212,7 +212,7 @@ class CausalCode2Wav(WindowedCode2Wav[PreparedSpeech]):
         info: ModelInfo,
         trial: Trial,
     ) -> None:
-        super().__init__(info, Loop(windows, Listeners[WindowJob](trial.most, lambda key: False), workers), workers)
+        super().__init__(info, Loop(windows, Listeners[WindowJob](trial.choose_batch_size, lambda key: False), workers), workers)
         self.config, self.windows, self._schedules = config, windows, schedules
         self._forecast = Forecast(1 / config.frame_rate_hz, trial.seconds, form)
 
@@ -238,15 +238,15 @@ class CausalCode2Wav(WindowedCode2Wav[PreparedSpeech]):
         clock, arrivals, due, has_sound = asyncio.get_running_loop().time, Arrivals(), 0.0, False
         async for piece in inputs:
             assert isinstance(piece.content, np.ndarray)
-            arrivals.came(clock(), len(piece.content))
+            arrivals.record(clock(), len(piece.content))
             speech.feed(piece.first, piece.content, last=piece.last)
             while (step := speech.next()) is not None:
                 window, job = step
-                due = due or (clock() if prepared.heard else math.inf)
+                due = due or (clock() if prepared.has_listener else math.inf)
                 begin_s = clock()
                 with self._forecast.watching(window, learning=window.begin > 0 and not job.silent):
                     await self._loop.run(job, due)
-                sound, last = speech.made(window, job), window.last
+                sound, last = speech.finish(window, job), window.last
                 del step, job
                 if not len(sound.samples):
                     continue
@@ -294,7 +294,7 @@ def load_code2wav(folder: Path, options: LoadOptions) -> CausalCode2Wav:
         produces=(PortSpec(AUDIO, Content.AUDIO, rate_hz=SAMPLE_RATE_HZ, width=1),),
         max_sessions=sessions,
         draws=False,
-        settings={"max_sessions": reason, "products": products, **trial.why},
+        settings={"max_sessions": reason, "products": products, **trial.reasons},
     )
     return CausalCode2Wav(config, windows, workers, schedules, info, trial)
 

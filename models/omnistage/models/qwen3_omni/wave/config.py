@@ -28,10 +28,10 @@ KERNEL = 7
 DILATIONS = (1, 3, 9)
 """Dilations of the residual units after each upsampling of the decoder. They are in the code of Transformers, and in no config."""
 
-MOST_SAMPLES = SAMPLE_RATE_HZ
+MAX_SAMPLES = SAMPLE_RATE_HZ
 """Largest number of samples of a frame: a second, because nobody would wait longer for a frame."""
 
-MOST_WINDOW = 1 << 12
+MAX_WINDOW = 1 << 12
 """Largest number of frames that attention may see, because every speech has their keys in memory. The published number is 72."""
 
 
@@ -116,7 +116,7 @@ def wave_config(section: Config) -> WaveConfig:
         heads=heads,
         kv_heads=section.size("num_key_value_heads"),
         head_size=section.size("head_dim") if section.has("head_dim") else hidden // heads,
-        window=section.size("sliding_window", MOST_WINDOW),
+        window=section.size("sliding_window", MAX_WINDOW),
         norm_epsilon=section.at_least("rms_norm_eps", 0, 1e-5),
         rope_theta=rope_theta_of(section),
         attention_bias=section.value("attention_bias", bool, False),
@@ -131,10 +131,10 @@ def wave_config(section: Config) -> WaveConfig:
         )
     if config.channels % 2 ** len(config.rates):
         raise BadCheckpoint(f"{section.place}: 'decoder_dim' is {config.channels}, which cannot be halved {len(config.rates)} times")
-    if config.frame_samples > MOST_SAMPLES:
+    if config.frame_samples > MAX_SAMPLES:
         raise BadCheckpoint(
             f"{section.place}: 'upsampling_ratios' and 'upsample_rates' make {config.frame_samples} samples of a frame: "
-            f"{MOST_SAMPLES} are the most"
+            f"{MAX_SAMPLES} are the most"
         )
     if config.frame_samples <= config.missing:
         raise BadCheckpoint(
@@ -147,8 +147,8 @@ def wave_config(section: Config) -> WaveConfig:
 def _sizes(section: Config, name: str) -> tuple[int, ...]:
     """The list of factors under a name. Raises BadCheckpoint."""
     factors = section.values(name, int)
-    if not factors or min(factors) < 1 or math.prod(factors) > MOST_SAMPLES:
-        raise BadCheckpoint(f"{section.place}: {name!r} is {list(factors)}; give rates of 1 and more, {MOST_SAMPLES} in all at most")
+    if not factors or min(factors) < 1 or math.prod(factors) > MAX_SAMPLES:
+        raise BadCheckpoint(f"{section.place}: {name!r} is {list(factors)}; give rates of 1 and more, {MAX_SAMPLES} in all at most")
     return factors
 
 
@@ -165,4 +165,4 @@ speeches would wait longer."""
 def schedule_of(sizes: tuple[int, ...], frames_before: int) -> Schedule:
     """The schedule of a profile. sizes: as in SCHEDULES. frames_before: see WaveConfig. No window is refreshed: each gets the exact state
     of the windows before it."""
-    return Schedule(sizes, ahead=0, block=1, context=frames_before, refresh=0)
+    return Schedule(sizes, ahead_blocks=0, block=1, context=frames_before, refresh=0)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as functional
 
-from omnistage.engine.linear import Linear, LinearMaker, whole
+from omnistage.engine.linear import Linear, LinearMaker, make_whole
 from omnistage.models.checkpoint.weights import ShapedNeed
 from omnistage.models.qwen3_omni.wave.config import DILATIONS, KERNEL, WaveConfig
 
@@ -30,7 +30,7 @@ NEXT_EPSILON = 1e-6
 class CausalNet:
     """The net. weight: returns a weight by its name in the checkpoint, without "code2wav.". linear: makes the products of rows."""
 
-    def __init__(self, config: WaveConfig, weight: ShapedNeed, linear: LinearMaker = whole) -> None:
+    def __init__(self, config: WaveConfig, weight: ShapedNeed, linear: LinearMaker = make_whole) -> None:
         self.config = config
         rows = config.codebooks * config.codes
         self._codes = weight("code_embedding.weight", (rows, config.hidden_size))
@@ -62,13 +62,13 @@ class CausalNet:
         stay in the states."""
         hidden, keys = self._run_layers(self._codes[codes + self._offsets].mean(2), states)
         frames = codes.shape[1]
-        key_counts = [min(state.seen + frames, self.config.window - 1) for state in states]
+        key_counts = [min(state.key_count + frames, self.config.window - 1) for state in states]
         if silent:
             samples, inputs = hidden.new_empty(len(states), 0), [state.inputs for state in states]
         else:
             before = ConvolutionInputs(states)
             samples = self._make_samples(hidden, before)
-            inputs = [tuple(before.left(speech)) for speech in range(len(states))]
+            inputs = [tuple(before.copy_inputs(speech)) for speech in range(len(states))]
         parts = zip(states, key_counts, keys, inputs, strict=True)
         after = [WaveState(state.place + frames, count, state_keys, state_inputs) for state, count, state_keys, state_inputs in parts]
         return samples, after
@@ -79,7 +79,7 @@ class CausalNet:
         frames, past_count = x.shape[1], self.config.window - 1
         places = torch.tensor([state.place for state in states])[:, None] + torch.arange(frames)
         cos, sin = (part.to(x)[:, None] for part in self._turned(places))
-        mask = self._mask(frames, [state.seen for state in states]).to(x.device)
+        mask = self._mask(frames, [state.key_count for state in states]).to(x.device)
         before, after = torch.stack([state.keys for state in states]), list[torch.Tensor]()
         for number, layer in enumerate(self._layers):
             x, keys = layer(x, before[:, number], mask, cos, sin)
@@ -187,7 +187,7 @@ class _Convolution:
     def __call__(self, x: torch.Tensor, before: ConvolutionInputs) -> torch.Tensor:
         """x: new inputs, [speeches, channels, count]; returns the same number of outputs. before: the past inputs."""
         if past := self.dilation * (self.weight.shape[2] - 1):
-            x = before.joined(x, past)
+            x = before.join(x, past)
         if x.device.type == "cpu" and x.dtype == torch.float32 and torch._C._has_mkldnn:
             return torch.mkldnn_convolution(x, self.weight, self.bias, [0], [1], [self.dilation], self.groups)
         return functional.conv1d(x, self.weight, self.bias, dilation=self.dilation, groups=self.groups)
@@ -252,12 +252,12 @@ class _Unit:
     """A residual unit: adds to the signal the result of two activations and convolutions."""
 
     first: _Snake
-    far: _Convolution
+    far_convolution: _Convolution
     second: _Snake
-    near: _Convolution
+    near_convolution: _Convolution
 
     def __call__(self, x: torch.Tensor, before: ConvolutionInputs) -> torch.Tensor:
-        return x + self.near(self.second(self.far(self.first(x), before)), before)
+        return x + self.near_convolution(self.second(self.far_convolution(self.first(x), before)), before)
 
 
 # From the weights ------------------------------------------------------------------------------------------------------------------
@@ -345,15 +345,15 @@ def _block(config: WaveConfig, weight: ShapedNeed, number: int) -> tuple[_Upsamp
 
 @dataclass(frozen=True, slots=True)
 class WaveState:
-    """The state before a frame. place: number of this frame in its speech. seen: how many keys, counted from the last, belong to frames;
-    the other keys are zeros. keys: keys and values of the last frames, [layers, 2, kv_heads, window - 1, head_size]. inputs: the last
-    inputs of each convolution, in the order in which the net runs them, [channels, count] each; zeros before the first frame, as in
-    Transformers.
+    """The state before a frame. place: number of this frame in its speech. key_count: how many keys, counted from the last, belong to
+    frames; the other keys are zeros. keys: keys and values of the last frames, [layers, 2, kv_heads, window - 1, head_size]. inputs: the
+    last inputs of each convolution, in the order in which the net runs them, [channels, count] each; zeros before the first frame, as
+    in Transformers.
 
     A step makes a new state and changes no old state, so a step that fails loses nothing."""
 
     place: int
-    seen: int
+    key_count: int
     keys: torch.Tensor
     inputs: tuple[torch.Tensor, ...]
 
@@ -368,16 +368,16 @@ class ConvolutionInputs:
 
     def __init__(self, states: Sequence[WaveState]) -> None:
         self._before = iter([torch.stack(each) for each in zip(*(state.inputs for state in states), strict=True)])
-        self._left: list[torch.Tensor] = []
+        self._next_inputs: list[torch.Tensor] = []
 
-    def joined(self, x: torch.Tensor, keep: int) -> torch.Tensor:
+    def join(self, x: torch.Tensor, keep: int) -> torch.Tensor:
         """The past inputs of the next convolution, followed by its new inputs. x: the new inputs, [speeches, channels, count]. keep: number
         of the last inputs that the next step needs."""
         inputs = torch.cat((next(self._before), x), 2)
-        self._left.append(inputs[..., inputs.shape[2] - keep :])
+        self._next_inputs.append(inputs[..., inputs.shape[2] - keep :])
         return inputs
 
-    def left(self, speech: int) -> Iterable[torch.Tensor]:
+    def copy_inputs(self, speech: int) -> Iterable[torch.Tensor]:
         """The inputs that one speech leaves to the next step, by convolution. They are copies, because a view would keep the inputs of all
         speeches."""
-        return (inputs[speech].clone() for inputs in self._left)
+        return (inputs[speech].clone() for inputs in self._next_inputs)

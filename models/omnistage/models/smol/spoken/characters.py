@@ -1,4 +1,4 @@
-"""Replaces the characters of a text by those that the forms know: one for all that look alike, LOST for characters without a sound.
+"""Replaces the characters of a text by those that the forms know: one for all that look alike, BLANK for characters without a sound.
 
 A quote may be an apostrophe or a prime too. The text around such a mark decides which it is, once, before any form is read; so a form in
 quotes is read as the same form without them."""
@@ -160,7 +160,7 @@ class _Mark:
 # Characters --------------------------------------------------------------------------------------------------------------------------
 
 
-LOST = "\x00"
+BLANK = "\x00"
 """Stands for a character that means something and has neither a sound nor a word."""
 SIGN_WORDS = read_table("signs.tsv")
 """The word for a sign that reads the same wherever it stands. Other signs are forms in signs.py."""
@@ -175,8 +175,8 @@ SUPERSCRIPTS = {"⁰": "0", "¹": "1", "²": "2", "³": "3", "⁻": "-", "⁺": 
 }
 FRACTIONS = {sign: (int(over), int(under)) for sign, over, under in read_rows("fractions.tsv")}
 _ROMAN_SIGNS = "".join(chr(0x2160 + place) for place in (*range(12), *range(16, 28)))
-_SPOKEN = set("′″—–…−×·¿¡‖⌋⌉") | set(SIGN_WORDS) | set(CURRENCY_SIGNS) | set(GREEK) | set(SUPERSCRIPTS) | set(FRACTIONS) | set(_ROMAN_SIGNS)
-_SAME = {character: same for same, characters in read_rows("alike.tsv") for character in characters}
+_SIGNS = set("′″—–…−×·¿¡‖⌋⌉") | set(SIGN_WORDS) | set(CURRENCY_SIGNS) | set(GREEK) | set(SUPERSCRIPTS) | set(FRACTIONS) | set(_ROMAN_SIGNS)
+_LOOKALIKES = {character: plain for plain, characters in read_rows("alike.tsv") for character in characters}
 _LATIN = re.compile(r"LATIN (SMALL|CAPITAL) LETTER (?:DOTLESS )?([A-Z])(?: WITH .*)?")
 _ALIKE = read_table("marks.tsv")
 """By the end of the name of a mark in any script: the mark that is read for it."""
@@ -207,7 +207,7 @@ _GROUPING = "\u00a0\u2007\u2009\u202f"
 
 @dataclass(frozen=True, slots=True)
 class Clean:
-    """A text after `clean`. text: its words, with one space or GROUP between two; some are empty. unspoken: runs that became LOST."""
+    """A text after `clean`. text: its words, with one space or GROUP between two; some are empty. unspoken: runs that became BLANK."""
 
     text: str
     unspoken: tuple[str, ...]
@@ -219,27 +219,27 @@ def clean(text: str) -> Clean:
     if "--" in text:
         for hyphens, dash in _DASHES:
             text = hyphens.sub(dash, text)
-    text = _CLOSING_QUOTES.sub(LOST, text)
+    text = _CLOSING_QUOTES.sub(BLANK, text)
     if text.replace(QUOTE, "").isascii():
         text = " ".join(text.split()).replace(QUOTE, "")
     else:
         text = _known_words(text, unspoken).replace("′′", "″")
     if ":" in text or ";" in text:
         unspoken += _FACE.findall(text)
-        text = _FACE.sub(LOST, text)
+        text = _FACE.sub(BLANK, text)
     if ".." in text:
         text = _SPAN.sub("…", text)
     if rules := [match.group() for match in _RULES.finditer(text)]:
         unspoken += [rule for rule in rules if rule[0] not in "-_"]
-        text = _RULES.sub(LOST, text)
+        text = _RULES.sub(BLANK, text)
     if "_" in text:
         text = _UNDERSCORED.sub(lambda match: match.group().replace("_", ","), text)
     unspoken += _TICKS.findall(text)
-    return Clean(_REPEATED.sub(r"\1", _TICKS.sub(LOST, text)).translate(_BRACKETS), tuple(unspoken))
+    return Clean(_REPEATED.sub(r"\1", _TICKS.sub(BLANK, text)).translate(_BRACKETS), tuple(unspoken))
 
 
 def _known_words(text: str, unspoken: list[str]) -> str:
-    """The words of a text in characters that the forms know. unspoken: the runs that became LOST are added."""
+    """The words of a text in characters that the forms know. unspoken: the runs that became BLANK are added."""
     parts, end = list[str](), 0
     for match in _WORD.finditer(text):
         word = match.group().replace(QUOTE, "")
@@ -259,18 +259,18 @@ _BRACKETS = str.maketrans("[]{}", "()()", "`")
 
 
 def _known_word(word: str) -> tuple[str, list[str]]:
-    """A word in characters that the forms know, and its runs of characters that became LOST."""
+    """A word in characters that the forms know, and its runs of characters that became BLANK."""
     word = unicodedata.normalize("NFC", word)
     greek = {place for match in _GREEK_WORD.finditer(word) for place in range(*match.span())}
     out, lost_runs, is_in_run = list[str](), list[str](), False
     for place, character in enumerate(word):
-        plain = LOST if place in greek else _plain(character)
+        plain = BLANK if place in greek else _plain(character)
         follows_digit = bool(out) and out[-1][-1:].isdecimal()
         if plain == "" and follows_digit and unicodedata.category(character)[0] == "M" and character not in _OF_EMOJI:
-            plain = LOST
-        if character == LOST:
+            plain = BLANK
+        if character == BLANK:
             is_in_run = False  # A gap that was put in before.
-        elif plain == LOST:
+        elif plain == BLANK:
             if not is_in_run:
                 lost_runs.append("")
             lost_runs[-1] += character
@@ -281,30 +281,30 @@ def _known_word(word: str) -> tuple[str, list[str]]:
         else:
             is_in_run = False
         if plain == "" and follows_digit and word[place + 1 : place + 2].isdecimal():
-            plain = LOST  # Nothing that has no sound may make one number of two.
+            plain = BLANK  # Nothing that has no sound may make one number of two.
         out.append(plain)
     return "".join(out), lost_runs
 
 
-_seen: dict[str, str] = {}
+_plain_characters: dict[str, str] = {}
 
 
 def _plain(character: str) -> str:
     """As `_plain_of`, but from a cache."""
-    plain = _seen.get(character)
+    plain = _plain_characters.get(character)
     if plain is None:
         plain = _plain_of(character)
-        if len(_seen) < 10_000:
-            _seen[character] = plain
+        if len(_plain_characters) < 10_000:
+            _plain_characters[character] = plain
     return plain
 
 
 def _plain_of(character: str) -> str:
-    """The characters that replace a character: LOST if it has a meaning but no sound, empty if it has no meaning."""
-    if character.isascii() or character in _SPOKEN:
+    """The characters that replace a character: BLANK if it has a meaning but no sound, empty if it has no meaning."""
+    if character.isascii() or character in _SIGNS:
         return character
-    if character in _SAME:
-        return _SAME[character]
+    if character in _LOOKALIKES:
+        return _LOOKALIKES[character]
     if character.isalpha() and ord(character) <= _LAST_KNOWN:
         return character
     if character.isdecimal():
@@ -315,10 +315,10 @@ def _plain_of(character: str) -> str:
     normalized = unicodedata.normalize("NFKC", character)
     if normalized != character and not any(one.isspace() for one in normalized):
         parts = [_plain_of(one) for one in normalized]
-        if "".join(parts) and LOST not in "".join(parts):
+        if "".join(parts) and BLANK not in "".join(parts):
             return "".join(parts)
     if unicodedata.category(character)[0] == "P":
-        ascii_mark = next((mark for name, mark in _ALIKE.items() if unicodedata.name(character, "").endswith(name)), LOST)
-        # Within a number "," "." ":" would be read as parts of it, which this mark never is: LOST parts them from digits.
-        return ascii_mark + LOST if ascii_mark in (",", ".", ":") else ascii_mark
-    return "" if unicodedata.category(character) in _SILENT else LOST
+        ascii_mark = next((mark for name, mark in _ALIKE.items() if unicodedata.name(character, "").endswith(name)), BLANK)
+        # Within a number "," "." ":" would be read as parts of it, which this mark never is: BLANK parts them from digits.
+        return ascii_mark + BLANK if ascii_mark in (",", ".", ":") else ascii_mark
+    return "" if unicodedata.category(character) in _SILENT else BLANK

@@ -9,7 +9,7 @@ import string
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from omnistage.models.smol.spoken.characters import GREEK, LOST, SIGN_WORDS
+from omnistage.models.smol.spoken.characters import BLANK, GREEK, SIGN_WORDS
 from omnistage.models.smol.spoken.numbers import amount, fraction
 from omnistage.models.smol.spoken.rules import read_table
 
@@ -61,10 +61,10 @@ def _inline_formula(text: str) -> str | None:
 
 
 class _Notation(NamedTuple):
-    """begins: matches a text that may become one. whole: matches a complete one. replace: returns what it means, or None if it is none."""
+    """begins: matches a text that may become one. pattern: matches a whole one. replace: returns what it means, or None if it is none."""
 
     begins: re.Pattern[str]
-    whole: re.Pattern[str]
+    pattern: re.Pattern[str]
     replace: Callable[[str], str | None]
 
 
@@ -95,7 +95,7 @@ class Notations:
     def __init__(self, write: Callable[[str, str], str] = lambda notation, meaning: meaning) -> None:
         self._write = write
         self._at = -1  # Place of the last character that was fed.
-        self._held = ""  # Characters that may become a notation.
+        self._held_text = ""  # Characters that may become a notation.
         self._last = ""  # The last character before them.
 
     def feed(self, text: str) -> list[tuple[str, int]]:
@@ -109,25 +109,25 @@ class Notations:
     def flush(self) -> list[tuple[str, int]]:
         """The text ends here."""
         out = list[tuple[str, int]]()
-        while self._held:
-            self._give_up(self._held, self._at, out)
+        while self._held_text:
+            self._give_up(self._held_text, self._at, out)
         return out
 
     def _read(self, character: str, place: int, out: list[tuple[str, int]]) -> None:
         """Read a character that may begin a notation, or go on with one."""
-        if not self._held and (character not in _OPENERS or (character == "$" and self._last.isalnum())):
+        if not self._held_text and (character not in _OPENERS or (character == "$" and self._last.isalnum())):
             out.append((character, place))
             self._last = character
             return
-        text = self._held + character
+        text = self._held_text + character
         for notation in _NOTATIONS:
-            replacement = notation.replace(text) if notation.whole.fullmatch(text) else None
+            replacement = notation.replace(text) if notation.pattern.fullmatch(text) else None
             if replacement is not None:
                 out.extend((one, place - len(text) + 1) for one in self._write(text, replacement))
-                self._held, self._last = "", character
+                self._held_text, self._last = "", character
                 return
         if any(notation.begins.fullmatch(text) for notation in _NOTATIONS):
-            self._held = text
+            self._held_text = text
         else:
             self._give_up(text, place, out)
 
@@ -137,7 +137,7 @@ class Notations:
         first = last - len(text) + 1
         length = 2 if _ESCAPED.match(text) else 1
         out.extend((character, first + number) for number, character in enumerate(text[:length]))
-        self._held, self._last = "", text[length - 1]
+        self._held_text, self._last = "", text[length - 1]
         for place, character in enumerate(text[length:], first + length):
             self._read(character, place, out)
 
@@ -148,11 +148,11 @@ def escaped(notation: str, meaning: str) -> str:
 
 
 def read_notations(text: str) -> str:
-    """A whole text with its notations replaced. Its number of words between spaces stays: LOST joins the words of a meaning, and stands for
-    a further word at each space of the notation."""
+    """A whole text with its notations replaced. Its number of words between spaces stays: BLANK joins the words of a meaning, and stands
+    for a further word at each space of the notation."""
     if not any(opener in text for opener in _OPENERS):
         return text
-    notations = Notations(lambda notation, meaning: LOST.join(meaning.split()) + f" {LOST}" * len(re.findall(r"\s+", notation)))
+    notations = Notations(lambda notation, meaning: BLANK.join(meaning.split()) + f" {BLANK}" * len(re.findall(r"\s+", notation)))
     return "".join(character for character, _ in (*notations.feed(text), *notations.flush()))
 
 
@@ -165,9 +165,9 @@ _WORDS = read_table("latex.tsv") | {f"\\{kind}{word}": word for word in GREEK.va
 _WORDS |= {f"\\{word.capitalize()}": word for word in GREEK.values()}
 _LARGE = {"\\sum": "the sum", "\\prod": "the product", "\\int": "the integral", "\\iint": "the double integral", "\\oint": "the integral"}
 _LARGE |= {"\\lim": "the limit", "\\max": "the maximum", "\\min": "the minimum", "\\bigcup": "the union", "\\bigcap": "the intersection"}
-_BEHIND = {"\\hat": "hat", "\\widehat": "hat", "\\bar": "bar", "\\overline": "bar", "\\tilde": "tilde"}
-_BEHIND |= {"\\dot": "dot", "\\ddot": "double dot"}
-_BEFORE = {"\\vec": "vector", "\\overrightarrow": "vector"}
+_SUFFIXES = {"\\hat": "hat", "\\widehat": "hat", "\\bar": "bar", "\\overline": "bar", "\\tilde": "tilde"}
+_SUFFIXES |= {"\\dot": "dot", "\\ddot": "double dot"}
+_PREFIXES = {"\\vec": "vector", "\\overrightarrow": "vector"}
 _FRACTIONS = frozenset(("\\frac", "\\dfrac", "\\tfrac", "\\cfrac"))
 _CHOICES = frozenset(("\\binom", "\\dbinom", "\\tbinom"))
 _TEXT = re.compile(r"\\(?:text[a-z]*|mathrm|operatorname|mbox)\*? ?\{([^{}]*)\}")
@@ -237,10 +237,10 @@ class _Formula:
             yield from self._large(_LARGE[token])
         elif text := _TEXT.fullmatch(token):
             yield text[1]
-        elif token in _BEHIND:
-            yield f"{self._argument()} {_BEHIND[token]}"
-        elif token in _BEFORE:
-            yield f"{_BEFORE[token]} {self._argument()}"
+        elif token in _SUFFIXES:
+            yield f"{self._argument()} {_SUFFIXES[token]}"
+        elif token in _PREFIXES:
+            yield f"{_PREFIXES[token]} {self._argument()}"
         elif token == "|" and self._bars % 2 == 0 and re.fullmatch(r"[\w)}]+", before):
             yield "given"
         elif token == "|":

@@ -37,13 +37,13 @@ _GROUPED = re.compile(r"[1-9]\d{0,2}(?:,\d{2,3})*,\d{3}")
 class WrittenNumber(NamedTuple):
     """A written number: the digits before its point, the digits after it, and whether marks group them."""
 
-    whole: str
+    whole_digits: str
     part: str
     grouped: bool
 
     @property
     def is_one(self) -> bool:
-        return self.whole == "1" and not self.part
+        return self.whole_digits == "1" and not self.part
 
 
 def parse_number(number: str) -> WrittenNumber:

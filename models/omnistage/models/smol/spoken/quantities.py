@@ -9,11 +9,11 @@ from omnistage.models.smol.spoken.characters import FRACTIONS
 from omnistage.models.smol.spoken.numbers import NUMBER, WrittenNumber, amount, bare, cardinal, fraction, parse_number, plural, table
 from omnistage.models.smol.spoken.rules import Say, Spell, alternatives, is_kind, read_lists, read_rows, read_short_forms
 
-CURRENCIES = {sign: (one, many, coin, coins) for sign, one, many, coin, coins in read_rows("currencies.tsv")}
+CURRENCIES = {sign: (one, plural_name, coin, coins) for sign, one, plural_name, coin, coins in read_rows("currencies.tsv")}
 """By sign or code: the singular and plural of the money, then of its small coins; empty for money that has none."""
 
 
-UNITS = {sign: (one, many) for sign, one, many in read_rows("units.tsv")}
+UNITS = {sign: (one, plural_name) for sign, one, plural_name in read_rows("units.tsv")}
 """By the sign of each unit: its singular and its plural."""
 _ATOM = alternatives(sign for sign in UNITS if " " not in sign)
 _SPACED = alternatives(sign for sign in UNITS if " " in sign)
@@ -85,9 +85,9 @@ def _with_coins(number: WrittenNumber, names: tuple[str, str, str, str]) -> str:
     one, plural_name, small_one, small_many = names
     coins = int(number.part)
     small = f"{cardinal(coins)} {small_one if coins == 1 else small_many}"
-    if coins and not number.whole.strip("0"):
+    if coins and not number.whole_digits.strip("0"):
         return small
-    large = f"{amount(number._replace(part=''))} {one if number.whole == '1' else plural_name}"
+    large = f"{amount(number._replace(part=''))} {one if number.whole_digits == '1' else plural_name}"
     return f"{large} and {small}" if coins else large
 
 
@@ -96,7 +96,7 @@ def _plural_number(number: str) -> str:
     parsed = parse_number(number)
     words = amount(parsed) if parsed.grouped or not number.isdecimal() else bare(number)
     # 1,000s are "thousands".
-    return plural(words.removeprefix("one ") if parsed.whole.rstrip("0") == "1" else words)
+    return plural(words.removeprefix("one ") if parsed.whole_digits.rstrip("0") == "1" else words)
 
 
 _HEAT = {"C": "Celsius", "F": "Fahrenheit", "K": "Kelvin", "N": "north", "S": "south", "E": "east", "W": "west"}

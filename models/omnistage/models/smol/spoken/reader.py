@@ -11,7 +11,7 @@ from functools import partial
 
 from omnistage.models.smol.spoken import abbreviations, quantities, signs, times
 from omnistage.models.smol.spoken.abbreviations import DOTTED_TITLES, SAYS, TITLES
-from omnistage.models.smol.spoken.characters import CURRENCY_SIGNS, GREEK, LOST, SIGN_WORDS, Quotation, clean
+from omnistage.models.smol.spoken.characters import BLANK, CURRENCY_SIGNS, GREEK, SIGN_WORDS, Quotation, clean
 from omnistage.models.smol.spoken.notations import read_notations
 from omnistage.models.smol.spoken.numbers import GROUP, amount, bare, cardinal, letters, table
 from omnistage.models.smol.spoken.quantities import CURRENCIES
@@ -43,7 +43,7 @@ NAMES = Names(
     dict(quantities.NOUNS),
     abbreviations.FUNCTIONS | times.FUNCTIONS | quantities.FUNCTIONS | signs.FUNCTIONS,
 )
-_WORDS = {**SIGN_WORDS, **GREEK, **{sign: CURRENCIES[sign][0] for sign in CURRENCY_SIGNS}, **abbreviations.ROMAN_SIGNS, LOST: ""}
+_WORDS = {**SIGN_WORDS, **GREEK, **{sign: CURRENCIES[sign][0] for sign in CURRENCY_SIGNS}, **abbreviations.ROMAN_SIGNS, BLANK: ""}
 """The words for signs that no rule reads."""
 
 
@@ -117,7 +117,7 @@ class _Reading:
         self._borders = [(0, 0)]
         self._passed = 0  # How many words of the text were read.
         self._segment: list[str] = []
-        self._apart = False  # Whether a form was read last, so that letters need a space before them.
+        self._is_after_form = False  # Whether a form was read last, so that letters need a space before them.
 
     def result(self, unspoken: tuple[str, ...]) -> SpokenText:
         """Read the whole text. unspoken: as in SpokenText."""
@@ -134,7 +134,7 @@ class _Reading:
         if character in (" ", GROUP):
             self._end_segment()
             return at + 1
-        if character == "." and self._apart and self._segment and self._segment[-1].endswith("."):
+        if character == "." and self._is_after_form and self._segment and self._segment[-1].endswith("."):
             return at + 1  # The stop of A.M. ends the sentence too.
         plain = _PLAIN.match(text, at)
         if plain and not (plain.group() in _SPECIAL or _ROMAN_LETTERS.issuperset(_ENDING.sub("", plain.group()))):
@@ -168,15 +168,15 @@ class _Reading:
             self._segment.append(" ")
         if words:
             self._segment.append(words)
-        self._apart = True
+        self._is_after_form = True
 
     def _leave(self, match: re.Match[str] | None) -> int:
         """Add a text as it is written; returns the place after it."""
         assert match is not None
-        if self._apart and (match.group()[0].isalnum() or match.group()[0] == "("):
+        if self._is_after_form and (match.group()[0].isalnum() or match.group()[0] == "("):
             self._segment.append(" ")
         self._segment.append(match.group())
-        self._apart = False
+        self._is_after_form = False
         return match.end()
 
     def _end_segment(self) -> None:
@@ -185,7 +185,7 @@ class _Reading:
         if self._words and words and _PUNCTUATION.fullmatch(words[0]):
             self._words[-1] += words.pop(0)
         self._words += words
-        self._segment, self._apart = [], False
+        self._segment, self._is_after_form = [], False
         self._passed += 1
         self._borders.append((self._passed, len(self._words)))
 

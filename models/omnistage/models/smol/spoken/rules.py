@@ -204,13 +204,13 @@ def _pieces(words: str, names: Names) -> Iterator[Say]:
     """The pieces of a template, each a function of the match."""
     end = 0
     for match in _PIECE.finditer(words):
-        yield _written(words[end : match.start()])
+        yield _say_words(words[end : match.start()])
         yield _optional(match["optional"], names) if match["optional"] else _group(match["group"], match["how"], names)
         end = match.end()
-    yield _written(words[end:])
+    yield _say_words(words[end:])
 
 
-def _written(words: str) -> Say:
+def _say_words(words: str) -> Say:
     return lambda match: words
 
 

@@ -10,7 +10,7 @@ from omnistage.models.smol.spoken.rules import COUNT_FOLLOWS, Say, Spell, altern
 MONTHS = read_lists()["months"]
 SHORT_MONTHS, SHORT_DAYS = read_short_forms()["short month"], read_short_forms()["short day"]
 WEEKDAYS = (*SHORT_DAYS, *read_lists()["weekdays"])
-NAMED = alternatives((*MONTHS, *SHORT_MONTHS, *WEEKDAYS))
+DATE_NAMES = alternatives((*MONTHS, *SHORT_MONTHS, *WEEKDAYS))
 """Days and months, with which a range may begin and end."""
 _DECADE_BEFORE = re.compile(
     r"^$|(?:\d0'?s ?[-–]|\b(?:the|his|her|their|my|your|our|its|mid|early|late|in|and|to|of|or|roaring|swinging)[ -]|')$", re.IGNORECASE
@@ -125,7 +125,7 @@ def _range_of_years(match: re.Match[str]) -> str | None:
     return f"{year(int(first))} to " + (f"oh {ONES[int(last)]}" if last[0] == "0" else cardinal(int(last)))
 
 
-PATTERNS = {"named": NAMED, "weekday": alternatives(WEEKDAYS)}
+PATTERNS = {"named": DATE_NAMES, "weekday": alternatives(WEEKDAYS)}
 SPELLINGS: dict[str, Spell] = {
     "month": _month,
     "day": _day_name,

@@ -18,7 +18,7 @@ from diffusers.pipelines.stable_audio import StableAudioProjectionModel
 from transformers.models.t5 import T5EncoderModel, T5Tokenizer
 from transformers.models.umt5 import UMT5EncoderModel
 
-from omnistage.models.diffusers.folder import quiet
+from omnistage.models.diffusers.folder import mute_libraries
 from omnistage.models.reports import ShowProgress
 from omnistage.models.text.answer import CLOSES, OPENS
 from omnistage.models.tiny.makers import CheckpointOrder, MakeError, write_json
@@ -70,7 +70,7 @@ def make(name: str, directory: Path, order: CheckpointOrder, progress: ShowProgr
     components = {"tokenizer": ["transformers", tokenizer], **design.index}
     if design.processor:
         components[design.processor] = ["transformers", PROCESSOR]
-    with quiet():
+    with mute_libraries():
         design.scheduler().save_pretrained(directory / "scheduler")
         components["scheduler"] = ["diffusers", design.scheduler.func.__name__]
         parts = {"text_encoder": encoder, "transformer": design.transformer, "vae": design.vae, **design.parts}

@@ -161,19 +161,19 @@ class Rhythm:
     def __init__(self) -> None:
         self._period = 1  # the longest gap that the peer promises, in ticks
         self._longest = 0.0  # the longest recent gap between beats
-        self.quiet = 0
+        self.quiet_ticks = 0
         """Ticks since the last beat."""
 
     def tick(self) -> None:
-        self.quiet += 1
+        self.quiet_ticks += 1
 
     def beat(self, period_s: float) -> None:
         """Note a beat. period_s: longest time to the next beat, as the peer says; more than a second, which the contract does not have,
         counts as a second. A gap in which the peer could be given up as silent does not count as part of its rhythm."""
-        if self.quiet < self.silence:
-            self._longest = max(float(self.quiet), DECAY * self._longest)
+        if self.quiet_ticks < self.silence:
+            self._longest = max(float(self.quiet_ticks), DECAY * self._longest)
         self._period = min(max(1, round(period_s / TICK_S)), SILENCE)
-        self.quiet = 0
+        self.quiet_ticks = 0
 
     @property
     def hesitation(self) -> int:
@@ -218,7 +218,7 @@ class Attendance:
     def look(self, rhythm: Rhythm) -> None:
         """Give the stream up if the peer has been quiet for too long. Time before the stream began does not count: the peer may just have
         woken."""
-        silent_ticks = min(rhythm.quiet, self._pulse.ticks - self._first_tick)
+        silent_ticks = min(rhythm.quiet_ticks, self._pulse.ticks - self._first_tick)
         if silent_ticks >= rhythm.silence and (self._patience is None or self._patience.may_leave(_silence(silent_ticks))):
             self._give_up(silent_ticks)
         elif self._may_hedge is not None and silent_ticks >= rhythm.hesitation:
@@ -254,7 +254,7 @@ class Pulse:
     @property
     def is_quiet(self) -> bool:
         """Whether the peer did not beat in time when a stream last listened to it: then ask another peer."""
-        return not self._mute and self._rhythm.quiet >= self._rhythm.hesitation
+        return not self._mute and self._rhythm.quiet_ticks >= self._rhythm.hesitation
 
     def attend(self, give_up: GiveUp, may_hedge: Callable[[], bool] | None = None, patience: Patience | None = None) -> Attendance:
         """Listen on behalf of a stream. give_up: called with the reason when the stream must be given up. may_hedge: called once, when the
