@@ -70,7 +70,7 @@ WITHOUT_TORCH = (
     *("v1", "client", "gateway", "router", "host", "wire", "link", "connector", "stage"),
     *("models.interface", "models.conversation", "models.toy", "models.media", "engine.types"),
     *("models.kit", "models.family", "models.options", "models.devices", "models.reports", "models.requests", "models.checkpoint.files"),
-    *("models.text.answer", "models.common.answer", "models.common.requests", "models.steps"),
+    *("models.text.answer", "models.common", "models.steps"),
     *("models.speech.schedule", "models.speech.pace", "models.tiny.makers"),
 )
 

@@ -4,6 +4,7 @@ family of another package imports is where `omnistage.models.kit` says, and load
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import re
 import shlex
@@ -140,10 +141,41 @@ def test_the_entry_of_a_family_loads_no_torch() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_the_old_places_have_the_same_names() -> None:
-    from omnistage.models.common import answer, requests
-    from omnistage.models.common import revision as old_revision
+OLD_PLACES = {
+    "engine.head": "TokenHead",
+    "models.common.ahead": "make_ahead",
+    "models.common.answer": "AnswerAssembler answer_pieces",
+    "models.common.chat": "ChatTokenizer ChatTemplate",
+    "models.common.checkpoint": "BadCheckpoint Config read_config",
+    "models.common.constraint": "Constraints Grammar",
+    "models.common.encoders.encoder": "VisionEncoder AudioSizes",
+    "models.common.encoders.prompt": "PromptRows PromptSizes",
+    "models.common.encoders.starting": "ThinkerParts ThinkerSizes",
+    "models.common.encoders.thinker": "MediaThinker",
+    "models.common.engine_model": "EngineModel Started",
+    "models.common.packed": "PackedWeight find_packed",
+    "models.common.requests": "check_constraint check_parts refuse_unfit",
+    "models.common.revision": "compute_on_thread revision",
+    "models.common.slices": "config_of_part weights_of_part",
+    "models.common.speech.opening": "Opening",
+    "models.common.speech.schedule": "Schedule Window",
+    "models.common.speech.talker": "RowTalker",
+    "models.common.speech.trial": "Trials try_windows",
+    "models.common.thinker": "EngineThinker",
+    "models.common.tokenizer": "TextTokenizer read_tokenizer",
+    "models.common.weights": "Weights load_weights",
+    "models.common.worker": "Worker",
+}
+"""By module that docs/models.md named before there was `kit`: names of it."""
 
-    assert answer.AnswerAssembler is kit.AnswerAssembler and answer.answer_pieces is kit.answer_pieces
-    assert requests.check_parts is kit.check_parts and requests.refuse_unfit is kit.refuse_unfit
-    assert old_revision.revision is kit.revision and old_revision.compute_on_thread is kit.compute_on_thread
+
+@pytest.mark.parametrize("place", OLD_PLACES)
+def test_an_old_place_still_has_its_names(place: str) -> None:
+    module = importlib.import_module(f"omnistage.{place}")
+    for name in OLD_PLACES[place].split():
+        assert getattr(module, name) is getattr(kit, name, getattr(module, name))
+
+
+def test_a_module_that_never_was_there_is_not_found_at_an_old_place() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"omnistage\.models\.common\.nothing"):
+        importlib.import_module("omnistage.models.common.nothing")
