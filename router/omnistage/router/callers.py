@@ -1,4 +1,4 @@
-"""Who calls: the client and the host of a call, and the names by which logs, stages and caches distinguish clients.
+"""The client and the host of a call, and the names by which logs, stages and caches distinguish clients.
 
 The router verifies no key; if strangers can reach it, put a gateway that verifies them before it. All clients of one host share the places
 of a host, however many keys they invent."""

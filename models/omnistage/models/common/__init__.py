@@ -12,32 +12,13 @@ from types import MappingProxyType, ModuleType
 
 PACKAGES = frozenset({"encoders", "speech"})
 
-PLACES = MappingProxyType(
-    {
-        "ahead": "worker",
-        "answer": "text.answer",
-        "chat": "text.chat",
-        "checkpoint": "checkpoint.files",
-        "constraint": "text.constraint",
-        "encoders.encoder": "encoders.encoder",
-        "encoders.prompt": "encoders.prompt",
-        "encoders.starting": "encoders.starting",
-        "encoders.thinker": "encoders.thinker",
-        "engine_model": "text.engine_model",
-        "packed": "checkpoint.weights",
-        "requests": "requests",
-        "revision": "checkpoint.revision",
-        "slices": "checkpoint.decoder",
-        "speech.opening": "speech.talker",
-        "speech.schedule": "speech.schedule",
-        "speech.talker": "speech.talker",
-        "speech.trial": "speech.code2wav",
-        "thinker": "text.thinker",
-        "tokenizer": "text.chat",
-        "weights": "checkpoint.weights",
-        "worker": "worker",
-    }
-)
+_PAIRS = """ahead:worker answer:text.answer chat:text.chat checkpoint:checkpoint.files constraint:text.constraint
+    encoders.encoder:encoders.encoder encoders.prompt:encoders.prompt encoders.starting:encoders.starting
+    encoders.thinker:encoders.thinker engine_model:text.engine_model packed:checkpoint.weights requests:requests
+    revision:checkpoint.revision slices:checkpoint.decoder speech.opening:speech.talker speech.schedule:speech.schedule
+    speech.talker:speech.talker speech.trial:speech.code2wav thinker:text.thinker tokenizer:text.chat
+    weights:checkpoint.weights worker:worker"""
+PLACES = MappingProxyType(dict(pair.split(":") for pair in _PAIRS.split()))
 """By old name: the present name, both below `omnistage.models`."""
 
 

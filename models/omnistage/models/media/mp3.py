@@ -1,4 +1,4 @@
-"""Where an MP3 begins, how many frames and bytes it states, and how long a frame is. Runs in the decoding process."""
+"""The place where an MP3 begins, and the numbers of frames and bytes that its header states. Runs in the decoding process."""
 
 from __future__ import annotations
 
@@ -23,12 +23,6 @@ HAS_FRAMES, HAS_BYTES = 1, 2
 
 MP3_FRAME = re.compile(rb"\xff[\xe2\xe3\xf2\xf3\xfa\xfb]")
 """Matches the mark of any frame."""
-
-MPEG1_KBPS = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 0)
-MPEG2_KBPS = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 0)
-"""The bitrates of layer III by their index in a frame's head: of MPEG-1, and of MPEG-2 and 2.5. 0: not stated."""
-MPEG1_HZ = (44_100, 48_000, 32_000)
-"""The rates of MPEG-1 by their index; those of MPEG-2 are half of them, and those of 2.5 a quarter."""
 
 MP3_BEGINNING = re.compile(MP3_FRAME.pattern + rb".{2}(?:.{2})?(?:.{9}|.{17}|.{32})(Xing|Info|VBRI)", re.DOTALL)
 """Matches mark and head of a frame, the checksum that some have, the frame's values about its samples, and the header's name."""
@@ -67,17 +61,6 @@ def mp3_header(file: BinaryIO) -> Mp3Header | None:
     if not flags & HAS_FRAMES:
         return None
     return Mp3Header(frames, at + place + 4, at + size if flags & HAS_BYTES and size else 0)
-
-
-def mp3_frame_bytes(frame: bytes) -> int:
-    """Bytes that a frame of MPEG layer III has by its first 4 bytes (ISO 11172-3 and 13818-3, section 2.4.3.1); 0 if they do not tell."""
-    if len(frame) < 4 or MP3_FRAME.match(frame) is None:
-        return 0
-    version, rate = frame[1] >> 3 & 3, frame[2] >> 2 & 3
-    if rate == 3 or (bitrate_kbps := (MPEG1_KBPS if version == 3 else MPEG2_KBPS)[frame[2] >> 4]) == 0:
-        return 0
-    rate_hz = MPEG1_HZ[rate] >> (2, 0, 1, 0)[version]
-    return (144_000 if version == 3 else 72_000) * bitrate_kbps // rate_hz + (frame[2] >> 1 & 1)
 
 
 def mp3_begins(file: BinaryIO, at: int) -> bool:

@@ -13,7 +13,7 @@ import soxr
 from numpy.typing import NDArray
 
 from omnistage.models.media import containers
-from omnistage.models.media.mp3 import mp3_frame_bytes, mp3_header
+from omnistage.models.media.mp3 import mp3_header
 from omnistage.models.media.sound_files import Stretch, begins, joined_sounds
 from omnistage.models.media.terms import BadMedia, FilmPreprocessing, MediaLimits, SoundPreprocessing, UnknownFormat
 
@@ -57,12 +57,14 @@ def _with_count(part: BinaryIO, limits: MediaLimits) -> BinaryIO:
     container = containers.open_container(part, limits) if header else None
     if header is None or container is None:
         return part
-    count, is_last_whole = 0, True
+    count, last_packet = 0, None
     with container:
         for packet in container.demux(audio=0):
-            if packet.size:  # The packet after the last is empty.
-                count, is_last_whole = count + 1, packet.size >= mp3_frame_bytes(bytes(packet))
-    size, whole_frames = part.seek(0, io.SEEK_END), count if is_last_whole else count - 1
+            if packet.size:
+                count, last_packet = count + 1, packet
+        # A parser gives a frame back when all of its bytes have come.
+        is_last_cut = last_packet is not None and not av.CodecContext.create("mp3", "r").parse(bytes(last_packet))
+    size, whole_frames = part.seek(0, io.SEEK_END), count - is_last_cut
     if whole_frames < header.frames and header.may_be_cut(size, limits.sound_bytes):
         raise BadMedia(f"it says that it has {header.frames} frames of sound, and {whole_frames} are there: it was cut off, send all of it")
     return io.BufferedReader(Stretch(part, 0, size, {header.place: struct.pack(">I", count)}))
