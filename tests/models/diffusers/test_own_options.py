@@ -109,7 +109,8 @@ def test_sigmas_and_options_do_what_they_do_in_the_pipeline(name: str, seed: int
     """Also beside pictures without them."""
     both = pair(name)
     images = [picture(seed, 90, 120, opaque=name != "qwen-image-layered")][: both.edits]
-    words = {"guidance_scale": 20.0, "negative_prompt": "ugly", "steps": 3}
+    # Rounding grows with the scale; LongCat-Image limits a norm that only a large scale lowers so far.
+    words = {"guidance_scale": 20.0 if name == "longcat-image" else 5.0, "negative_prompt": "ugly", "steps": 3}
     usual = both.plan("two small houses by the sea", images, **words)
     asked = [both.plan(usual.prompt, images, **words, options=options) for options in FOLLOWED.get(name, [])]
     asked.append(both.plan(usual.prompt, images, **{**words, "steps": 0}, sigmas=(1.0, 0.7, 0.3)))
