@@ -17,7 +17,7 @@ from omnistage.cli.stack.stack import Stack
 from omnistage.client import AsyncOmni
 from omnistage.engine.types import Sampling
 from omnistage.models.conversation import Turn
-from omnistage.models.interface import TextPiece, TextRequest, no_inputs
+from omnistage.models.interface import TextPiece, TextRequest, inputs_of
 from omnistage.models.smol.store import model_directory
 from omnistage.models.smol.thinker import SmolThinker, load_thinker
 
@@ -134,7 +134,7 @@ async def answer(model: SmolThinker, index: int) -> AnswerTimes:
     )
     started = time.perf_counter()
     first_s, tokens = 0.0, 0
-    async with aclosing(model.generate(await model.prepare(request), no_inputs(), {"text": 0})) as pieces:
+    async with aclosing(model.generate(await model.prepare(request), inputs_of(), {"text": 0})) as pieces:
         async for piece in pieces:
             first_s = first_s or time.perf_counter() - started
             tokens += len(piece.token_ids) if isinstance(piece, TextPiece) else 0

@@ -27,7 +27,7 @@ from omnistage.models.diffusers.films import PIXELS
 from omnistage.models.diffusers.folder import load_pipeline, mute_libraries
 from omnistage.models.diffusers.model import PROGRESS, DrawnModel
 from omnistage.models.diffusers.sounds import SoundPieces, Upsampling
-from omnistage.models.interface import DrawRequest, StepsDone, TensorRows, no_inputs
+from omnistage.models.interface import DrawRequest, StepsDone, TensorRows, inputs_of
 from omnistage.models.options import LoadOptions
 from omnistage.models.registry import load
 from omnistage.models.tiny.makers import CheckpointOrder, make_tiny
@@ -117,7 +117,7 @@ class Camera:
         await asyncio.sleep(after_s)
         times, rows = FilmTimes(time.process_time()), list[Any]()
         prepared = await self.model.prepare(request)
-        async for piece in self.model.draw(prepared, no_inputs(), {PIXELS: 0, PROGRESS: 0}):
+        async for piece in self.model.draw(prepared, inputs_of(), {PIXELS: 0, PROGRESS: 0}):
             if isinstance(piece, StepsDone):
                 times.drawn_s = time.process_time()
             elif isinstance(piece, TensorRows):
@@ -130,7 +130,7 @@ class Camera:
     async def frames_only(self, request: DrawRequest) -> int:
         """Make a film without keeping its frames; returns their number."""
         prepared, count = await self.model.prepare(request), 0
-        async for piece in self.model.draw(prepared, no_inputs(), {PIXELS: 0}):
+        async for piece in self.model.draw(prepared, inputs_of(), {PIXELS: 0}):
             count += len(piece.rows) if isinstance(piece, TensorRows) else 0
         return count // (prepared.height * prepared.width)
 

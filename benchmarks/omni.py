@@ -24,7 +24,7 @@ from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.devices import dtype_of
 from omnistage.models.encoders.thinker import MediaThinker
-from omnistage.models.interface import TextPiece, TextRequest, no_inputs
+from omnistage.models.interface import TextPiece, TextRequest, inputs_of
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni import thinker as qwen2_5_omni
 from omnistage.models.qwen3_omni import thinker as qwen3_omni
@@ -147,7 +147,7 @@ async def first_s(model: MediaThinker, *parts: Part) -> float:
     """Seconds to the first text of an answer. parts: the question."""
     text_request = TextRequest((Turn("user", parts),), seed=0, max_tokens=8, ignore_eos=True)
     started = time.perf_counter()
-    async with aclosing(model.generate(await model.prepare(text_request), no_inputs(), {"text": 0})) as pieces:
+    async with aclosing(model.generate(await model.prepare(text_request), inputs_of(), {"text": 0})) as pieces:
         async for piece in pieces:
             if isinstance(piece, TextPiece) and piece.token_ids:
                 return time.perf_counter() - started

@@ -26,7 +26,7 @@ from omnistage.models.interface import (
     TextRequest,
     ThinkerModel,
     WaveRequest,
-    no_inputs,
+    inputs_of,
 )
 from omnistage.models.options import LoadOptions
 from omnistage.models.registry import load
@@ -62,7 +62,7 @@ class OneProcess:
         sampling = Sampling(repetition_penalty=REPETITION_PENALTY)
         request = TextRequest((Turn("user", (question,)),), seed, sampling, max_tokens=max_tokens, ignore_eos=True)
         prepared = await self._thinker.prepare(request)
-        frames = self._frames(self._noted(self._thinker.generate(prepared, no_inputs(), {"text": 0})), seed)
+        frames = self._frames(self._noted(self._thinker.generate(prepared, inputs_of(), {"text": 0})), seed)
         wave = await self._code2wav.prepare(WaveRequest(seed))
         async with aclosing(self._code2wav.decode(wave, frames, {"audio": 0})) as sounds:
             async for sound in sounds:

@@ -26,7 +26,7 @@ from omnistage.models.diffusers.model import PROGRESS, DrawnModel, StepDrawing
 from omnistage.models.diffusers.painter import Canvas
 from omnistage.models.diffusers.pictures import IMAGE, PicturePainter
 from omnistage.models.diffusers.plan import PNG
-from omnistage.models.interface import DrawRequest, EncodedPicture, Preview, no_inputs
+from omnistage.models.interface import DrawRequest, EncodedPicture, Preview, inputs_of
 from omnistage.models.options import LoadOptions
 from omnistage.models.registry import load
 from omnistage.models.tiny.diffusers.pipelines import HIDDEN
@@ -131,7 +131,7 @@ class Studio:
         await asyncio.sleep(after_s)
         times = RequestTimes(clock())
         prepared = await self.model.prepare(request)
-        async for piece in self.model.draw(prepared, no_inputs(), {IMAGE: 0, PROGRESS: 0}):
+        async for piece in self.model.draw(prepared, inputs_of(), {IMAGE: 0, PROGRESS: 0}):
             if isinstance(piece, Preview) and not times.first_preview_s:
                 times.first_preview_s = clock()
             if isinstance(piece, EncodedPicture):

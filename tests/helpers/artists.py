@@ -32,7 +32,7 @@ from omnistage.models.interface import (
     StepsDone,
     TensorRows,
     Wanted,
-    no_inputs,
+    inputs_of,
 )
 from omnistage.models.options import LoadOptions
 
@@ -116,7 +116,7 @@ async def draw(
     request = replace(DrawRequest(seed=0, prompt=prompt, images=tuple(media)), **asked)
     drawing = PiecesOfDrawing()
     prepared = await model.prepare(request)
-    async with aclosing(model.draw(prepared, no_inputs(), ports or {"image": first, "progress": 0})) as pieces:
+    async with aclosing(model.draw(prepared, inputs_of(), ports or {"image": first, "progress": 0})) as pieces:
         async for piece in pieces:
             drawing.pieces.append(piece)
             if isinstance(piece, StepsDone) and piece.step >= until:

@@ -22,14 +22,14 @@ from omnistage.models.interface import (
     TextRequest,
     ThinkerModel,
     Wanted,
-    no_inputs,
+    inputs_of,
 )
 from omnistage.models.toy.stages import ToyThinker
 
 
 async def said(model: ThinkerModel[P], request: TextRequest, wanted: Wanted | None = None) -> AsyncGenerator[TextPiece | TensorRows, None]:
     """The output of a Thinker for a request: its text after the history, where nothing else is wanted."""
-    given = model.generate(await model.prepare(request), no_inputs(), wanted or {"text": len(request.history)})
+    given = model.generate(await model.prepare(request), inputs_of(), wanted or {"text": len(request.history)})
     async with aclosing(given) as pieces:
         async for piece in pieces:
             yield piece
@@ -82,7 +82,7 @@ async def speak(
 
     async def think() -> None:
         wants = wanted or {"text": len(asked.history), **dict.fromkeys(ROW_PORTS, 0)}
-        async with aclosing(thinker.generate(await thinker.prepare(asked), no_inputs(), wants)) as pieces:
+        async with aclosing(thinker.generate(await thinker.prepare(asked), inputs_of(), wants)) as pieces:
             async for piece in pieces:
                 if isinstance(piece, TextPiece):
                     said.tokens += piece.token_ids

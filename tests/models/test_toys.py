@@ -33,7 +33,7 @@ from omnistage.models.interface import (
     TextPiece,
     TextRequest,
     Wanted,
-    no_inputs,
+    inputs_of,
 )
 from omnistage.models.reports import LoadError
 from omnistage.models.toy import formulas
@@ -74,7 +74,7 @@ class FilmOutput:
 
 async def draw(maker: FilmMaker, request: DrawRequest, wanted: Wanted = ALL) -> FilmOutput:
     shown = FilmOutput()
-    async with aclosing(maker.draw(await maker.prepare(request), no_inputs(), wanted)) as pieces:
+    async with aclosing(maker.draw(await maker.prepare(request), inputs_of(), wanted)) as pieces:
         async for piece in pieces:
             shown.take(piece)
     return shown
@@ -214,7 +214,7 @@ async def test_what_is_decoded_holds_nobody_up(of: str) -> None:
     maker = FilmMaker(FilmOptions(max_chunk=1))
     long = replace(HILL, client="a", frames=64 if of == "film" else 0, results=1 if of == "film" else 8)
     small = replace(HILL, client="b", width=8, height=8)
-    async with aclosing(maker.draw(await maker.prepare(long), no_inputs(), {"video": 0, "image": 0})) as pieces:
+    async with aclosing(maker.draw(await maker.prepare(long), inputs_of(), {"video": 0, "image": 0})) as pieces:
         await anext(pieces)
         before, ends = maker.sessions.steps, list[int]()
         theirs = asyncio.create_task(draw(maker, small))
@@ -228,7 +228,7 @@ async def test_what_is_decoded_holds_nobody_up(of: str) -> None:
 async def test_a_drawing_goes_on_in_the_middle_of_its_steps(multistep: bool) -> None:
     maker = FilmMaker(FilmOptions(experts=2, multistep=multistep))
     request = replace(HILL, steps=8, results=2)
-    async with aclosing(maker.draw(await maker.prepare(request), no_inputs(), {"image": 0, "checkpoint": 0})) as pieces:
+    async with aclosing(maker.draw(await maker.prepare(request), inputs_of(), {"image": 0, "checkpoint": 0})) as pieces:
         made = [piece async for piece in pieces]
     rows = [piece.rows for piece in made if isinstance(piece, TensorRows)]
     assert len(rows) == 1 and len(rows[0]) == (1 + multistep) * 2 * 24 * 40
@@ -259,7 +259,7 @@ def test_places_are_worked_out_by_hand() -> None:
 async def test_others_run_while_it_reads_a_long_text() -> None:
     model = OmniThinker(OmniThinkerOptions())
     prepared = await model.prepare(TextRequest((Turn("user", ("a" * (1 << 20),)),), seed=1))
-    async with turning() as turns, aclosing(model.generate(prepared, no_inputs(), PORTS)) as pieces:
+    async with turning() as turns, aclosing(model.generate(prepared, inputs_of(), PORTS)) as pieces:
         await anext(pieces)
         assert turns() > 2
 

@@ -42,7 +42,7 @@ from omnistage.models.ports import TensorRows as TensorRows
 from omnistage.models.ports import TextPiece as TextPiece
 from omnistage.models.ports import TokenLogprob as TokenLogprob
 from omnistage.models.ports import Wanted as Wanted
-from omnistage.models.ports import no_inputs as no_inputs
+from omnistage.models.ports import inputs_of as inputs_of
 
 P = TypeVar("P")
 """The type of the result of `prepare`, which only the same model reads."""

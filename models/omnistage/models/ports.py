@@ -223,10 +223,10 @@ class Piece:
     content: TextPiece | Array | bytes
 
 
-async def no_inputs() -> AsyncIterator[Piece]:
-    """The inputs of a model without input ports."""
-    return
-    yield
+async def inputs_of(*pieces: Piece) -> AsyncIterator[Piece]:
+    """These pieces as the inputs of a model; none for a model without input ports."""
+    for piece in pieces:
+        yield piece
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from omnistage.models.diffusers.folder import load_pipeline
 from omnistage.models.diffusers.model import DrawnModel, StepDrawing
 from omnistage.models.diffusers.options import Defaults, DiffusersOptions
 from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan, EditedPicture, plan_drawing
-from omnistage.models.interface import MAX_CLIP_BYTES, BadRequest, Clip, DrawRequest, Failed, TensorRows, no_inputs
+from omnistage.models.interface import MAX_CLIP_BYTES, BadRequest, Clip, DrawRequest, Failed, TensorRows, inputs_of
 from omnistage.models.reports import LoadError
 
 FILM = {"width": FILM_SIDE, "height": FILM_SIDE, "steps": 2, "max_pixels": 1 << 16}
@@ -147,7 +147,7 @@ async def test_a_reader_who_stops_holds_no_decoder(model: DrawnModel[Any], seed:
     memory, taken = artist.memory, artist.memory.estimate(prepared)
     memory.budget = taken.total_bytes
     assert 2 * taken.frame_bytes > memory.budget
-    async with aclosing(model.draw(prepared, no_inputs(), {"video": 0})) as slow:
+    async with aclosing(model.draw(prepared, inputs_of(), {"video": 0})) as slow:
         data = [piece.data async for piece in _first(slow)]
         async with asyncio.timeout(100):
             for number in range(3):

@@ -39,7 +39,7 @@ from omnistage.models.diffusers.folder import load_part
 from omnistage.models.diffusers.model import DrawnModel
 from omnistage.models.diffusers.results import WholeFilm, results_of
 from omnistage.models.diffusers.whole import WholeDrawing
-from omnistage.models.interface import Clip, Content, DrawRequest, Failed, Sound, StepsDone, no_inputs
+from omnistage.models.interface import Clip, Content, DrawRequest, Failed, Sound, StepsDone, inputs_of
 from omnistage.models.media.film_file import FilmWriter, Track, film_kind
 from omnistage.models.reports import LoadError
 from omnistage.router.pipeline import load_pipeline as load_chain
@@ -144,7 +144,7 @@ async def test_each_port_comes_alone_or_with_the_other(model: DrawnModel[Any], s
 async def test_who_goes_away_late_leaves_nothing_behind(model: DrawnModel[Any], kind: type, seed: int) -> None:
     """After the last step, in the middle of the frames, at the first samples."""
     prepared = await model.prepare(DrawRequest(seed=seed, prompt="a cat", frames=FRAMES))
-    async with aclosing(model.draw(prepared, no_inputs(), BOTH)) as pieces:
+    async with aclosing(model.draw(prepared, inputs_of(), BOTH)) as pieces:
         async for piece in pieces:
             if isinstance(piece, kind) and (not isinstance(piece, StepsDone) or piece.step == STEPS):
                 break

@@ -18,8 +18,8 @@ from helpers.drawings import NAMES, checkpoint
 from helpers.painting import CLOSE, apart, pair, picture
 from helpers.stable_diffusion import SIDE, stable_diffusion, variant
 from omnistage.models.conversation import Media
-from omnistage.models.diffusers.own_options import own_options, read_options
-from omnistage.models.diffusers.plan import mask_of
+from omnistage.models.diffusers.own_options import OwnOption, own_options, read_options
+from omnistage.models.diffusers.plan import DrawingLimits, mask_of
 from omnistage.models.interface import BadRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")  # of a scheduler's
@@ -79,6 +79,19 @@ def test_what_is_no_option_is_refused_with_what_is_one(name: str, value: str, to
     with pytest.raises(BadRequest) as refused:
         read_options({name: value}, own_options(signature_of, None), "m")
     assert refused.value.field == "diffusion.options" and told in refused.value.description
+
+
+def test_the_text_of_the_limits_in_a_revision_stays() -> None:
+    """Servers of two versions with other revisions would not go on with each other's drawings."""
+    limits = DrawingLimits(16, 1024, 768, 20, 4.0, options=(OwnOption("cfg_trunc", float, 0.0, 1.0),))
+    assert repr(limits) == (
+        "DrawingLimits(multiple=16, width=1024, height=768, steps=20, guidance=4.0, guided_above=1.0, negative='', min_side=32,"
+        " max_side=16384, max_pixels=4194304, min_steps=1, scheduled_steps=1, max_steps=200, max_guidance=30.0, images=(0, 0), layers=0,"
+        " max_layers=0, max_results=8, guidable=True, negatable=True, previewed=True, step_cached=True, sized=True, sides=(),"
+        " max_work=838860800, prompt_tokens=0, max_sigma=1.0, strength=None, masked=False, controlled=False,"
+        " options=(OwnOption(name='cfg_trunc', kind=<class 'float'>, least=0.0, most=1.0),), frames=0, frame_multiple=1, max_frames=0,"
+        " seconds=0.0, max_seconds=0.0, second_guidance=False, rate_hz=0.0, shifted=False, begins=False, shaped=False)"
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)

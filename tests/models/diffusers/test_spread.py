@@ -25,7 +25,7 @@ from omnistage.models.diffusers.folder import load_pipeline
 from omnistage.models.diffusers.loading import load_pictures
 from omnistage.models.diffusers.options import DiffusersOptions
 from omnistage.models.diffusers.placement import PIPELINES, MemoryPlan, cut_weights, place_pipeline, team_of
-from omnistage.models.interface import BadRequest, DrawRequest, no_inputs
+from omnistage.models.interface import BadRequest, DrawRequest, inputs_of
 from omnistage.models.options import LoadOptions
 from omnistage.models.ranks.team import Team
 from omnistage.models.reports import LoadError
@@ -166,7 +166,7 @@ async def test_a_model_of_two_ranks_is_served_and_ends_both(ended: list[str], mo
             await model.prepare(DrawRequest(seed=1, prompt="x", width=64, height=64, steps=2, step_cache=0.5))
         plan = await model.prepare(DrawRequest(seed=1, prompt="a red circle", width=64, height=64, steps=200))
         with pytest.raises(RanksApart, match=r"^rank 1 ended with signal SIGKILL"):
-            async with aclosing(model.draw(plan, no_inputs(), {"image": 0, "progress": 0})) as pieces:
+            async with aclosing(model.draw(plan, inputs_of(), {"image": 0, "progress": 0})) as pieces:
                 async for _ in pieces:
                     os.kill(process, signal.SIGKILL)
         await until(lambda: bool(ended))

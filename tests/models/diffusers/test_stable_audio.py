@@ -30,7 +30,7 @@ from helpers.moving import letters
 from helpers.painting import CLOSE, apart, pipeline_of
 from omnistage.models.diffusers.folder import load_pipeline, mute_libraries
 from omnistage.models.diffusers.sounds import Upsampling
-from omnistage.models.interface import Content, DrawRequest, Sound, StepsDone, TensorRows, no_inputs
+from omnistage.models.interface import Content, DrawRequest, Sound, StepsDone, TensorRows, inputs_of
 
 SAMPLERS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
     "cosine": (CosineDPMSolverMultistepScheduler, {}),
@@ -165,7 +165,7 @@ async def test_who_goes_at_a_step_or_while_a_sound_is_decoded_leaves_nothing(unt
     """until: the step after which its reader goes; None: at the first samples."""
     async with model_of(stable_audio(tmp_path, 3), steps=4) as model:
         prepared = await model.prepare(DrawRequest(seed=0, prompt="rain"))
-        async with aclosing(model.draw(prepared, no_inputs(), {"progress": 0, "audio": 0})) as pieces:
+        async with aclosing(model.draw(prepared, inputs_of(), {"progress": 0, "audio": 0})) as pieces:
             async for piece in pieces:
                 if isinstance(piece, Sound) if until is None else isinstance(piece, StepsDone) and piece.step >= until:
                     break

@@ -23,7 +23,7 @@ from helpers.waiting import until_collected
 from helpers.wans import KINDS, photo, pipeline
 from omnistage.models.diffusers.folder import mute_libraries
 from omnistage.models.diffusers.model import DrawnModel
-from omnistage.models.interface import DrawRequest, StepsDone, TensorRows, no_inputs
+from omnistage.models.interface import DrawRequest, StepsDone, TensorRows, inputs_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")  # Diffusers with NumPy 2.
 
@@ -107,7 +107,7 @@ async def test_who_goes_at_a_step_or_while_a_film_is_decoded_leaves_nothing(mode
     """until: the step after which its reader goes; None: at the first frame of the film."""
     prepared = await model.prepare(DrawRequest(seed=0, prompt="a hill", frames=21))
     with jobs_of(model) as jobs:
-        async with aclosing(model.draw(prepared, no_inputs(), {"progress": 0, "pixels": 0})) as pieces:
+        async with aclosing(model.draw(prepared, inputs_of(), {"progress": 0, "pixels": 0})) as pieces:
             async for piece in pieces:
                 if isinstance(piece, TensorRows) if until is None else isinstance(piece, StepsDone) and piece.step >= until:
                     break

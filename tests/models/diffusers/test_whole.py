@@ -27,7 +27,7 @@ from omnistage.models.diffusers.folder import read_index
 from omnistage.models.diffusers.model import DrawnModel
 from omnistage.models.diffusers.plan import DrawingPlan
 from omnistage.models.diffusers.whole import WholeDrawing
-from omnistage.models.interface import BadRequest, DrawRequest, Failed, StepsDone, no_inputs
+from omnistage.models.interface import BadRequest, DrawRequest, Failed, StepsDone, inputs_of
 from omnistage.models.worker import LOOK_S
 
 Model = DrawnModel[Any]
@@ -177,7 +177,7 @@ async def test_progress_begins_anew_with_a_call_of_its_own_after_a_shared_one_fa
             raise Failed("too many")
 
     async def drawn(plan: DrawingPlan) -> PiecesOfDrawing:
-        return PiecesOfDrawing([piece async for piece in model.draw(plan, no_inputs(), {"image": 0, "progress": 0})])
+        return PiecesOfDrawing([piece async for piece in model.draw(plan, inputs_of(), {"image": 0, "progress": 0})])
 
     # Prepared before, for only who begins at the same moment surely shares.
     plans = [await model.prepare(DrawRequest(seed=seed, prompt=prompt)) for prompt in ("a dog", "a cat")]

@@ -23,7 +23,7 @@ from helpers.waiting import until
 from omnistage.engine.memory import PAGE_ROWS, page_bytes
 from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.conversation import Turn
-from omnistage.models.interface import BadRequest, Frames, Sampling, SpeechRequest, TensorRows, TextPiece, TextRequest, no_inputs
+from omnistage.models.interface import BadRequest, Frames, Sampling, SpeechRequest, TensorRows, TextPiece, TextRequest, inputs_of
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import read_talker_config
 from omnistage.models.qwen2_5_omni.talker import Qwen2_5Talker, load_talker
@@ -47,7 +47,7 @@ def speech(seed: int, voice: str = "", frames: int = FRAMES) -> SpeechRequest:
 
 async def rows_of(thinker: Qwen2_5Thinker, request: TextRequest) -> list[TensorRows]:
     wanted = {"text": 0, **dict.fromkeys(ROW_PORTS, 0)}
-    async with aclosing(thinker.generate(await thinker.prepare(request), no_inputs(), wanted)) as pieces:
+    async with aclosing(thinker.generate(await thinker.prepare(request), inputs_of(), wanted)) as pieces:
         return [piece async for piece in pieces if isinstance(piece, TensorRows)]
 
 
@@ -67,7 +67,7 @@ async def test_the_row_of_a_token_comes_with_the_next_token(thinker: Qwen2_5Thin
     """So the first one is there with two tokens, the eleventh with twelve; later only where a character is not whole."""
     tokens, rows, log = 0, 0, list[tuple[int, int]]()
     request = asked(seed, 40)
-    async with aclosing(thinker.generate(await thinker.prepare(request), no_inputs(), {"text": 0, "hidden": 0})) as pieces:
+    async with aclosing(thinker.generate(await thinker.prepare(request), inputs_of(), {"text": 0, "hidden": 0})) as pieces:
         async for piece in pieces:
             if isinstance(piece, TextPiece):
                 log.append((tokens, rows))

@@ -21,7 +21,7 @@ from helpers.waiting import until
 from omnistage.models.conversation import Media, Part, Streamed, Turn
 from omnistage.models.encoders.reader import OTHERS
 from omnistage.models.encoders.thinker import MAX_MEDIA, MEDIA_FIELD
-from omnistage.models.interface import BadRequest, FinishReason, Piece, Sampling, TensorRows, TextPiece, TextRequest, no_inputs
+from omnistage.models.interface import BadRequest, FinishReason, Piece, Sampling, TensorRows, TextPiece, TextRequest, inputs_of
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.thinker import Qwen2_5Thinker, load_thinker
 
@@ -324,7 +324,7 @@ async def test_who_waits_for_media_is_counted_as_waiting(thinker: Qwen2_5Thinker
     """Those that are read, and those that are not even begun."""
     count = OTHERS + 3
     prepared = [await thinker.prepare(asked(seed, picture(seed + n), tokens=2)) for n in range(count)]
-    runs = [thinker.generate(one, no_inputs(), {"text": 0}) for one in prepared]
+    runs = [thinker.generate(one, inputs_of(), {"text": 0}) for one in prepared]
     tasks = [asyncio.create_task(anext(run)) for run in runs]
     await asyncio.sleep(0)
     assert thinker.load().queued == count

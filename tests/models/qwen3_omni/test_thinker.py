@@ -20,7 +20,7 @@ from helpers.models import text_pieces
 from helpers.omni_reference import Qwen3Reference, turns
 from omnistage.engine.parts import Experts
 from omnistage.models.conversation import Media, Part, Turn
-from omnistage.models.interface import FinishReason, Sampling, TensorRows, TextPiece, TextRequest, Wanted, no_inputs
+from omnistage.models.interface import FinishReason, Sampling, TensorRows, TextPiece, TextRequest, Wanted, inputs_of
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni.config import MEDIUM_ROW
 from omnistage.models.qwen3_omni.thinker import Qwen3Thinker, load_thinker
@@ -75,7 +75,7 @@ class ThinkerAnswer:
 
 
 async def answer(model: Qwen3Thinker, request: TextRequest, wanted: Wanted = EVERY) -> ThinkerAnswer:
-    async with aclosing(model.generate(await model.prepare(request), no_inputs(), wanted)) as pieces:
+    async with aclosing(model.generate(await model.prepare(request), inputs_of(), wanted)) as pieces:
         return ThinkerAnswer([piece async for piece in pieces])
 
 
@@ -144,7 +144,7 @@ async def test_the_talker_gets_the_hidden_rows_of_media_and_embeddings_of_text(v
 async def test_a_row_of_the_answer_comes_with_its_token(thinker: Qwen3Thinker) -> None:
     """A Talker need not wait until the next one is drawn."""
     request = TextRequest((Turn("user", ("Hello!",)),), seed=0, max_tokens=TOKENS, ignore_eos=True)
-    async with aclosing(thinker.generate(await thinker.prepare(request), no_inputs(), EVERY)) as pieces:
+    async with aclosing(thinker.generate(await thinker.prepare(request), inputs_of(), EVERY)) as pieces:
         tokens, rows, is_early = 0, 0, False
         async for piece in pieces:
             if isinstance(piece, TextPiece):

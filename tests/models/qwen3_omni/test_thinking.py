@@ -20,7 +20,7 @@ from helpers.run import messages
 from omnistage.cli.stack.pipelines import Choice, layout_of
 from omnistage.models.conversation import Media, TextConstraint, Turn
 from omnistage.models.encoders.thinker import USUAL_TOKENS
-from omnistage.models.interface import FinishReason, Sampling, TensorRows, TextPiece, TextRequest, Wanted, no_inputs
+from omnistage.models.interface import FinishReason, Sampling, TensorRows, TextPiece, TextRequest, Wanted, inputs_of
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni.config import read_thinker_config
 from omnistage.models.qwen3_omni.thinker import Qwen3Thinker, load_thinker, tokenizer_of
@@ -76,7 +76,7 @@ class ThoughtAndAnswer:
 
 async def said(model: Qwen3Thinker, request: TextRequest, wanted: Wanted | None = None) -> ThoughtAndAnswer:
     made = ThoughtAndAnswer("", "", [], [], None, {})
-    async with aclosing(model.generate(await model.prepare(request), no_inputs(), wanted or {"text": 0})) as pieces:
+    async with aclosing(model.generate(await model.prepare(request), inputs_of(), wanted or {"text": 0})) as pieces:
         async for piece in pieces:
             if isinstance(piece, TensorRows):
                 made.rows[piece.port] = made.rows.get(piece.port, 0) + len(piece.rows)

@@ -51,7 +51,7 @@ from omnistage.models.interface import (
     StepsDone,
     TensorRows,
     Wanted,
-    no_inputs,
+    inputs_of,
 )
 from omnistage.models.media.decoder import MediaDecoder, media_places
 from omnistage.models.media.terms import UNBOUNDED, BadMedia, DecoderBroken, DecoderFailed, DecoderFull, PicturePreprocessing
@@ -243,7 +243,7 @@ class DrawnModel(Generic[J]):
         image = Media(PNG, encode_picture(pillow.new("RGB", (64, 64), (90, 120, 200)), PNG))
         request = DrawRequest(seed=0, prompt="a circle", images=(image,) * limits.images[0], steps=limits.min_steps)
         plan = await self.prepare(with_guides(smallest(request, limits, self._first_side), limits, image))
-        async with aclosing(self.draw(plan, no_inputs(), {self._artist.product.ports[0].name: 0})) as pieces:
+        async with aclosing(self.draw(plan, inputs_of(), {self._artist.product.ports[0].name: 0})) as pieces:
             async for _ in pieces:
                 pass
 

@@ -54,6 +54,10 @@ class OwnOption:
     min_value: float = -MAX_NUMBER
     max_value: float = MAX_NUMBER
 
+    def __repr__(self) -> str:
+        """The text in a model's revision, so it does not change with the names of fields."""
+        return f"OwnOption(name={self.name!r}, kind={self.kind!r}, least={self.min_value!r}, most={self.max_value!r})"
+
     def __str__(self) -> str:
         """The permitted values, in words."""
         bounded = self.kind in (int, float) and (self.min_value, self.max_value) != (-MAX_NUMBER, MAX_NUMBER)

@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 
 from omnistage.models.devices import cores
-from omnistage.models.interface import USUAL_PROFILE, Activity, Array, Load, ModelInfo, Piece, Sound, Wanted, WaveRequest
+from omnistage.models.interface import USUAL_PROFILE, Activity, Array, Load, ModelInfo, Piece, Sound, Wanted, WaveRequest, inputs_of
 from omnistage.models.memory import free_bytes
 from omnistage.models.options import LoadOptions
 from omnistage.models.reports import bytes_told
@@ -56,7 +56,7 @@ class WindowedCode2Wav(ABC, Generic[Prepared]):
         """Make sound from the usual codes, and drop it."""
         prepared = await self.prepare(WaveRequest(seed=0))
         (port,) = self.info.accepts
-        async with aclosing(self.decode(prepared, _one(Piece(port.name, 0, True, self.usual_codes(prepared))), {AUDIO: 0})) as sounds:
+        async with aclosing(self.decode(prepared, inputs_of(Piece(port.name, 0, True, self.usual_codes(prepared))), {AUDIO: 0})) as sounds:
             async for _ in sounds:
                 pass
 
@@ -64,10 +64,6 @@ class WindowedCode2Wav(ABC, Generic[Prepared]):
         """End the threads. No session may be running."""
         for worker in self._workers:
             await worker.close()
-
-
-async def _one(piece: Piece) -> AsyncIterator[Piece]:
-    yield piece
 
 
 USUAL_WORKERS = 4

@@ -39,6 +39,7 @@ from omnistage.models.interface import (
     PortSpec,
     SpeechRequest,
     Wanted,
+    inputs_of,
 )
 from omnistage.models.memory import CacheSize
 from omnistage.models.options import LoadOptions
@@ -301,7 +302,7 @@ class RowTalker(EngineModel):
         rows = array_of(self._added.end_rows[:1])
         places = np.zeros((1, self._manner.place), np.int32)
         pieces = [Piece(PROMPT, 0, True, rows), Piece(PLACES, 0, True, places), Piece(HIDDEN, 0, True, rows)]
-        async with aclosing(self.speak(await self.prepare(request), _in_turn(pieces), {self._manner.codes.name: 0})) as frames:
+        async with aclosing(self.speak(await self.prepare(request), inputs_of(*pieces), {self._manner.codes.name: 0})) as frames:
             return sum([len(piece.rows) async for piece in frames])
 
     async def prepare(self, request: SpeechRequest) -> PreparedSpeaker:
@@ -401,8 +402,3 @@ def cache_of_rows(decoder: PackedDecoder, row_size: int, options: LoadOptions, c
     cache = CacheSize.choose(options, row_bytes=row_bytes, context=context, user_context=user_context)
     # The cache counts whole rows; of each row, keys and values take `kv_row` bytes.
     return cache, cache.kv_bytes // row_bytes * kv_row
-
-
-async def _in_turn(pieces: Sequence[Piece]) -> AsyncIterator[Piece]:
-    for piece in pieces:
-        yield piece

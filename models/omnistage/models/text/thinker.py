@@ -25,7 +25,7 @@ from omnistage.models.interface import (
     TextPiece,
     TextRequest,
     Wanted,
-    no_inputs,
+    inputs_of,
 )
 from omnistage.models.ranks.team import Team
 from omnistage.models.requests import check_constraint, check_parts, refuse_unfit
@@ -105,7 +105,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
         """Answer one short question that has these parts, and drop the answer."""
         await self._constraints.warm_up()
         prepared = await self.prepare(TextRequest((Turn("user", parts),), seed=0, max_tokens=4))
-        async with aclosing(self.generate(prepared, no_inputs(), {TEXT: 0})) as pieces:
+        async with aclosing(self.generate(prepared, inputs_of(), {TEXT: 0})) as pieces:
             async for _ in pieces:
                 pass
 
