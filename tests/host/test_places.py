@@ -100,6 +100,15 @@ def test_who_shares_a_host_with_a_greedy_client_waits_and_is_next():
     assert not late.has_place and places.ask(Client("elsewhere")).has_place and places.leave(greedy.pop()) == [late]
 
 
+def test_the_keys_of_one_host_do_not_lower_the_share_of_another():
+    places = Places(8, 1)
+    for client in [Client("alone")] * 3 + [Client("crowd", f"key:{number}") for number in range(5)]:
+        assert places.ask(client).has_place
+    assert not places.ask(Client("alone")).has_place, "it holds less than half, so it may wait"
+    with pytest.raises(Refused):
+        places.ask(Client("crowd", "key:0"))
+
+
 def test_whose_host_holds_little_is_served_before_the_invented_keys_of_another():
     places = Places(4, 1)
     held = [places.ask(Client("rich", f"key:{number}")) for number in range(4)]

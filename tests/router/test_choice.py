@@ -145,6 +145,7 @@ def test_who_asks_for_a_drawing_is_told_who_draws_such(asked: omni_pb2.GenerateR
             "outputs: toy-picture gives image, progress, not 'video'; toy-film does",
         ),
         (spoken(text="hi", outputs=["smell"], model="toy"), "outputs: toy gives text, audio, not 'smell'"),
+        (spoken(text="hi", outputs=["image"], model="toy"), "outputs: toy gives text, audio, not 'image'"),
     ],
 )
 def test_a_named_pipeline_that_cannot_is_refused_with_those_that_can(asked: omni_pb2.GenerateRequest, told: str) -> None:

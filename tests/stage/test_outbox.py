@@ -11,6 +11,7 @@ import pytest
 import structlog.testing
 
 from omnistage.stage.caller import MAX_WAITING, Outbox
+from omnistage.stage.outputs import CreditBehind
 from omnistage.v1 import chunk_pb2, stage_pb2
 from omnistage.wire.chunks import MAX_BATCH_BYTES
 from omnistage.wire.errors import CallerGone, StageError
@@ -223,3 +224,9 @@ async def test_any_messages_over_any_stream_come_out_as_they_went_in(seed: int):
     await outbox.flush()
     assert [part for one in wire.written for part in parts(one)] == sent
     assert any(isinstance(one, list) for one in wire.shapes())
+
+
+def test_the_end_of_a_port_without_credit_is_no_sign_of_credit() -> None:
+    CreditBehind(["checkpoint"], ended_ports=["checkpoint", "audio"]).check()
+    with pytest.raises(StageError, match="HALF_CLOSED"):
+        CreditBehind(["checkpoint"], ended_ports=["checkpoint"]).check()

@@ -9,7 +9,7 @@ import pytest
 from helpers.waiting import until
 from omnistage.models.media.decoder import media_places
 from omnistage.models.media.terms import DecoderFull
-from omnistage.models.turns import WaitingPlaces
+from omnistage.models.turns import WaitingPlaces, has_room
 
 
 async def serve(turns: WaitingPlaces, client: str, served: list[str]) -> None:
@@ -113,3 +113,8 @@ async def test_a_line_that_was_cancelled_whole_takes_no_place() -> None:
     await asyncio.gather(*waiting, return_exceptions=True)
     assert turns.waiting == 0
     await asyncio.gather(turns.enter("a"), turns.enter("b"))
+
+
+def test_a_host_without_bytes_may_take_all_that_is_free_and_another_only_its_share() -> None:
+    assert has_room(10, 0, 0, 10) and has_room(4, 6, 0, 10) and not has_room(5, 6, 0, 10)
+    assert has_room(6, 1, 1, 10) and not has_room(9, 1, 1, 10)
