@@ -216,7 +216,7 @@ def _without_pieces(value: Any, place: str, pieces: dict[str, list[Any]]) -> Any
 
 
 def _join_pieces(place: str, values: list[Any]) -> Any:
-    """Pieces of one place as one: tokens as a list, sound as its digest, text as it is."""
+    """The pieces that came at one place of an answer, joined: tokens as a list, sound as the digest of its bytes, text as it is."""
     if isinstance(values[0], list):
         return [one for value in values for one in value]
     is_sound = place.endswith((".data", ".audio")) or (place == ".delta" and len(values[0]) > 200)

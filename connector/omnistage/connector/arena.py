@@ -277,9 +277,9 @@ class Arena:
             self._trim_dedicated()
 
     def quarantine(self, block: Block, reader: Peer | None = None) -> None:
-        """Give a block back in place of a holder that is gone without doing so: after the grace, because the reader may still read, or as
-        soon as the reader is found dead. reader: None: unknown. If all holders of the block are gone in this way, no new reader is let
-        in."""
+        """Give a block back for a holder that vanished and did not give it back. That happens after the grace, because the reader may still
+        read, or as soon as the reader is found dead. reader: None if it is not known. A block whose holders all vanished takes no new
+        reader."""
         if not self._removal.alive:
             return
         block.doomed += 1

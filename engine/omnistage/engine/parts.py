@@ -274,7 +274,8 @@ class GatedProduct:
 
 
 def apply_gate(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up. gate_up: [rows, 2 * columns], gate and up side by side, so each row of the gate is activated by itself."""
+    """silu(gate) * up, [rows, columns]. gate_up: [rows, 2 * columns], gate and up side by side. A row of the gate is activated by itself,
+    because silu over a part of a wider tensor may round differently."""
     gate, up = gate_up.chunk(2, -1)
     return by_rows(functional.silu, gate) * up
 

@@ -125,8 +125,9 @@ class CacheSize:
 
 
 def _sizes(context: int, options: LoadOptions, row_bytes: int, max_bytes: int, *, is_wanted: bool) -> tuple[int, int]:
-    """(the context in rows; bytes of a cache that holds at least one sequence of this context). context: the wanted context. max_bytes:
-    bytes that may be used. is_wanted: whether the user asked for this context.
+    """(the context in rows; bytes of a cache that holds at least one sequence of this context). context: the context before it is reduced,
+    in rows. max_bytes: bytes that may be used. is_wanted: whether the user asked for this context. By default the cache has room for as
+    many conversations of usual length as there are sessions, at least for one whole context, and takes at most max_bytes.
 
     A context that does not fit is reduced to a power of two: the context decides when an answer ends, so replicas whose free memory differs
     a little must choose the same."""

@@ -179,7 +179,7 @@ class Intake:
 
     def patience_s(self) -> float | None:
         """Seconds to wait for the client before calling this again; None: for ever, because all ports have ended. Raises CLIENT_STALLED
-        if the client left room unused for `stall_s`.
+        if the client could have sent more, and has sent nothing for `stall_s`.
 
         A process that is stopped or held up reads nothing, for which the client is not to blame. So the caller calls this LOOKS times
         within `stall_s`, and the delay of a late call does not count."""

@@ -130,9 +130,9 @@ class Answer(dict[str, str]):
         return [_decode(picture) for picture in self.pictures]
 
     def token_begins_s(self) -> list[float]:
-        """When the speech of each token begins, in seconds from the first sample; empty if `words` is empty. A token begins with the first
-        word that ends after the token's first character. So a token that is not spoken begins with the next spoken word; a token after the
-        last word begins where that word ends. Tokens whose text came in one piece begin together."""
+        """When the speech of each token begins, in seconds from the first sample; empty if `words` is empty. The time of a token is
+        the begin of the first word that ends after the token's first character. So a token that is not spoken has the time of the next
+        spoken word; a token after the last word has the time at which that word ends. Tokens whose text came in one piece have one time."""
         ends = [word.first_character + len(word.text) for word in self.words]
         # The last entry is for tokens after the last word: `bisect_right` gives one more than the index of that word.
         begins = [*(word.begin_s for word in self.words), *(word.end_s for word in self.words[-1:])]

@@ -18,7 +18,7 @@ from helpers import lengths
 from helpers.painting import CLOSE, apart
 from helpers.wans import KINDS, SAMPLERS, Wan, photo, pipeline, wan
 from omnistage.models.checkpoint.files import BadCheckpoint
-from omnistage.models.diffusers.options import UNSAID, Defaults, DiffusersOptions
+from omnistage.models.diffusers.options import NOT_SET, Defaults, DiffusersOptions
 from omnistage.models.diffusers.placement import MemoryPlan, is_tiled
 from omnistage.models.diffusers.plan import DrawingPlan
 from omnistage.models.diffusers.wan import WanPainter
@@ -275,7 +275,7 @@ def test_a_film_of_large_frames_is_decoded_whole_in_tiles_where_that_was_chosen(
             vae.disable_tiling()
 
 
-@pytest.mark.parametrize("above", [UNSAID, 1 << 20])
+@pytest.mark.parametrize("above", [NOT_SET, 1 << 20])
 def test_on_a_gpu_films_are_decoded_in_tiles_only_where_that_was_chosen(above: int, seed: int) -> None:
     """Pictures are by default."""
     both, chosen = wan("t2v", seed), DiffusersOptions(vae_tiling_above=above)
@@ -283,7 +283,7 @@ def test_on_a_gpu_films_are_decoded_in_tiles_only_where_that_was_chosen(above: i
     memory._tile(both.pipe)
     side = both.painter.pipe.vae_scale_factor_spatial
     large, small = (torch.empty(1, 4, 1, pixels // side, 1024 // side) for pixels in (1056, 1024))
-    assert (is_tiled(both.pipe.vae, large), is_tiled(both.pipe.vae, small)) == (above != UNSAID, False)
+    assert (is_tiled(both.pipe.vae, large), is_tiled(both.pipe.vae, small)) == (above != NOT_SET, False)
 
 
 # Refusals ------------------------------------------------------------------------------------------------------------------------------

@@ -295,11 +295,11 @@ _shapes: dict[str, dict[int, _Field]] = {}
 
 
 def _shape(message: Descriptor) -> dict[int, _Field]:
-    """The fields of a type of message that the walk looks into, by tag: they repeat, are bytes, or hold such fields. Raises KeyError for a
-    field that limits.py does not list."""
+    """The fields that the walk must visit in a message of a type, by tag: fields that repeat, fields of bytes, and messages that have such
+    fields. Raises KeyError for a field that limits.py does not list."""
     shape = _shapes.get(message.full_name)
     if shape is None:
-        shape = _shapes[message.full_name] = {}
+        shape = _shapes[message.full_name] = {}  # Stored before it is filled, because a type may contain itself.
         for field in message.fields:
             for tag, entry in _entries(field):
                 shape[tag] = entry

@@ -46,7 +46,7 @@ EXCLUSIONS = (
 )
 """Options that cannot be chosen together, and why."""
 
-UNSAID = -1
+NOT_SET = -1
 """The value of vae_tiling_above that leaves the choice to the device."""
 
 
@@ -83,7 +83,7 @@ class DiffusersOptions:
     offload_folder: str = ""
     storage: str = ""
     quantization: str = ""
-    vae_tiling_above: int = UNSAID
+    vae_tiling_above: int = NOT_SET
     context_parallel: str = ""
     lora: str = ""
 
@@ -92,7 +92,8 @@ class DiffusersOptions:
         diffusers_options = cls(**validate_options(options, cls(), "pipelines of pictures"))
         for each in fields(diffusers_options):
             value = getattr(diffusers_options, each.name)
-            minimum = UNSAID if each.name == "vae_tiling_above" else 0
+            minimum = NOT_SET if each.name == "vae_tiling_above" else 0
+            # A guidance below 0 means that of the checkpoint.
             if not isinstance(value, str) and each.name != "guidance" and value < minimum:
                 raise LoadError(f"option {each.name} is {value}: it must not be below {minimum}")
         if not diffusers_options.condition_area or not diffusers_options.max_pixels or not diffusers_options.max_steps:

@@ -36,7 +36,7 @@ from omnistage.models.checkpoint.decoder import weights_of_part
 from omnistage.models.checkpoint.files import json_object
 from omnistage.models.devices import dtype_of
 from omnistage.models.diffusers.folder import load_part, read_index
-from omnistage.models.diffusers.options import AREA, UNSAID, DiffusersOptions
+from omnistage.models.diffusers.options import AREA, NOT_SET, DiffusersOptions
 from omnistage.models.fetch.own_files import OwnFolder
 from omnistage.models.options import LoadOptions
 from omnistage.models.ranks.team import Team
@@ -95,7 +95,7 @@ class MemoryPlan:
     def tiles_above(self) -> int:
         """Pixels above which a picture is decoded in tiles; 0: never. Decoding needs memory for every pixel, on a GPU that holds weights
         and other drawings too: a picture larger than the usual might not fit. A CPU has room, so it avoids the seams of tiles."""
-        if self.options.vae_tiling_above != UNSAID:
+        if self.options.vae_tiling_above != NOT_SET:
             return self.options.vae_tiling_above
         return 0 if self.device == "cpu" else AREA
 
@@ -115,7 +115,7 @@ class MemoryPlan:
         place = {"": self.device, "group": "CPU", "disk": "disk", "model": "CPU"}[offload]
         weights = f"{weight_type} in the transformer" if weight_type else "as computed (default)"
         tiles = f"of more than {self.tiles_above} pixels" if self.tiles_above else "never"
-        tiles += " (default)" if self.options.vae_tiling_above == UNSAID else ""
+        tiles += " (default)" if self.options.vae_tiling_above == NOT_SET else ""
         offload_text = f" (offload {offload})" if offload else " (default)"
         share = "tokens" if self.options.context_parallel else "weights"
         return {
@@ -182,16 +182,17 @@ class MemoryPlan:
         return folder.path
 
     def _tile(self, pipe: Any) -> None:
-        """Decode large pictures in tiles; by default not films that are decoded frame by frame, which need no more memory."""
+        """Decode large pictures in tiles. Wan's VAE decodes one frame at a time, so a long film needs no more memory than a short one; it
+        decodes in tiles only if the option asks for that."""
         vae: Any = getattr(pipe, "vae", None)
-        if not self.tiles_above or (isinstance(vae, diffusers.AutoencoderKLWan) and self.options.vae_tiling_above == UNSAID):
+        if not self.tiles_above or (isinstance(vae, diffusers.AutoencoderKLWan) and self.options.vae_tiling_above == NOT_SET):
             return
         if not hasattr(vae, "use_tiling"):
-            if self.options.vae_tiling_above != UNSAID:
+            if self.options.vae_tiling_above != NOT_SET:
                 raise LoadError(f"option vae_tiling_above {self.tiles_above}: {type(pipe).__name__} does not decode in tiles; leave it out")
             return
         side = next(getattr(pipe, name) for name in ("vae_scale_factor", "vae_scale_factor_spatial") if hasattr(pipe, name))
-        vae.tiled_above = self.tiles_above / side**2  # In places of the latents.
+        vae.tiled_above = self.tiles_above / side**2  # A number of places of the latents, not of pixels.
         vae.decode = partial(_decode_tiled, vae, vae.decode)
 
     def _check_quantizer(self) -> None:
@@ -294,9 +295,10 @@ class Spread:
     """Passes of a transformer, computed by all ranks: it replaces the transformer's `forward`."""
 
     def __init__(self, transformer: Any, team: Team, min_tokens: int) -> None:
-        """transformer: of the first rank. team: the other ranks. min_tokens: fewest tokens of words, and of pictures, in a pass."""
+        """transformer: of the first rank. team: the other ranks. min_tokens: a pass has at least so many
+        tokens of words, and at least so many of pictures."""
         self._forward, self._team, self._min_tokens = transformer.forward, team, min_tokens
-        self._fault = ""  # Why no further pass is possible; empty if passes are.
+        self._fault = ""  # The reason why no pass is possible any more; empty while passes are possible.
         transformer.forward = self
 
     def __call__(self, **arguments: Any) -> Any:

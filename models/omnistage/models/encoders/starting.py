@@ -273,10 +273,10 @@ def _reader(
 def _build_encoders(
     build: Callable[[LinearMaker], tuple[VisionEncoder, AudioEncoder]], dtype: torch.dtype, device: torch.device
 ) -> tuple[tuple[VisionEncoder, AudioEncoder], str]:
-    """Build the encoders. Returns them, and a text on how their products are computed."""
+    """Build the encoders. Returns them, and a text on how their products of matrices are computed."""
     if device.type == "cpu":
         return build_exact(build, dtype, device)
-    # A medium that is alone in its pass has the same bits every time, so no backend need be tried; and large products suit a GPU.
+    # A GPU encodes each medium by itself, so its bits are the same every time, whatever library multiplies; and large products suit it.
     return build(make_whole), WHOLE_PRODUCT.name
 
 

@@ -171,8 +171,8 @@ class Team:
     """Starts the other ranks and sends them messages; implements `Followers`. Call `connect` when this rank has loaded its own part, and
     `close` in any case.
 
-    Steps and logits are computed on one thread. If another rank ends, at work or at rest, a thread of this process ends with RanksApart.
-    Then the server ends, as for any broken thread, and other replicas continue its answers."""
+    Steps and logits are computed on one thread. If the process of another rank ends, whether it computes or waits, RanksApart is raised
+    on a thread of this process. Then the server ends, as for any broken thread, and other replicas continue its answers."""
 
     def __init__(self, reader: str, folder: Path, options: LoadOptions) -> None:
         """reader: "module:function" of a `rank.RankReader`. folder: the checkpoint. options.tensor_parallel_size: number of ranks, two or

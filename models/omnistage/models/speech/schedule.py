@@ -117,8 +117,8 @@ class Schedule:
 
     @property
     def cycle(self) -> int:
-        """Number of windows after which a schedule repeats itself: up to and including its first refresh, or the second window of the last
-        size if there is no refresh; 0: there is only one window."""
+        """Number of windows after which a schedule repeats itself; 0 if there is only one window. With refreshes, it counts the windows up
+        to and including the first refreshed one. Without refreshes, it counts them up to the second window of the last size."""
         if not self.sizes:
             return 0
         return self.growing + (self._every if self.refresh else 1) + 1
@@ -130,8 +130,10 @@ class Schedule:
 
     def _is_fresh(self, number: int) -> bool:
         """Whether a window needs no state: the first window, and each refreshed window."""
-        if number == 0 or not (self.sizes and self.refresh):
-            return number == 0
+        if number == 0:
+            return True
+        if not (self.sizes and self.refresh):
+            return False
         passed = number - self.growing
         return passed > 0 and passed % self._every == 0
 

@@ -137,7 +137,8 @@ DIT: Values = {"depth": 22, "rope_theta": 10000.0, "torch_dtype": "float32"}
 
 
 def _decoder(size: Values, head_size: int) -> dict[str, Any]:
-    """The values of a decoder in the configs of Thinker and Talker. Components of a head turn in pairs by time, height and width."""
+    """The values of a decoder in the configs of Thinker and Talker. Pairs of components of a head are rotated by the position in time, in
+    height, or in width; the shares of these three are the published ones."""
     values, pairs = dict(size), head_size // 2
     layers = values.pop("layers")
     sections = [pairs // 4, pairs * 3 // 8, pairs * 3 // 8]

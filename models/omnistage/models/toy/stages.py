@@ -277,7 +277,7 @@ class ToyTalker(Toy):
         return tuple(formulas.word(int(row[0])).strip() for row in rows[-first % every :: every])
 
     def _codes(self, rows: Array) -> NDArray[np.uint32]:
-        """The codes of rows, [2n, codebooks], with the time stamps of the rows if the option asks for them."""
+        """The codes of n rows, [2n, codebooks], with the time stamps of the rows if the option asks for them."""
         codes = formulas.frames(rows)
         if self.options.differs:
             codes = (codes + np.uint32(DIFFERENCE)) % np.uint32(1024)

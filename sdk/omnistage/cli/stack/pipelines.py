@@ -108,7 +108,7 @@ def fetch_own(pipeline: PipelineLayout) -> None:
 def _choose_wanted(choice: Choice) -> tuple[list[_Wanted], list[str]]:
     """Returns (the pipelines to serve, a line about each default pipeline that is left out)."""
     arguments, left_out = list(choice.pipelines), dict[str, str]()
-    if not arguments and set(choice.checkpoints) == {""}:
+    if not arguments and set(choice.checkpoints) == {""}:  # The user gave only `--checkpoint DIR`, without the name of a pipeline.
         return [_Wanted("", choice.checkpoints[""])], []
     if not arguments:
         arguments, left_out = default_pipelines()

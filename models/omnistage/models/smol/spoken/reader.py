@@ -48,8 +48,9 @@ _WORDS = {**SIGN_WORDS, **GREEK, **{sign: CURRENCIES[sign][0] for sign in CURREN
 
 
 def _rules_by_start() -> tuple[dict[str, list[Rule]], dict[str, list[Rule]]]:
-    """Two tables of rules. The first is by what their forms begin with: _LETTER, or a sign. The second has the rules whose forms begin with
-    digits, by the sign that follows the digits: _LETTER for any letter that no rule names, "" for any other sign."""
+    """Two tables of rules. The key of the first is the sign with which a form begins, or _LETTER. The second has the forms that begin with
+    digits: its key is the sign after the digits, _LETTER for a letter that no rule names, or "" for any other sign. A rule that does not
+    say what follows its digits stands under every key."""
     rules, rules_of_digits = defaultdict[str, list[Rule]](list), defaultdict[str, list[Rule]](list)
     rows = list(read_rules("rules.tsv", NAMES))
     all_signs = {sign for begins, _ in rows for start in begins for sign in _following(start)} | {""}

@@ -32,7 +32,7 @@ def read_table(name: str) -> dict[str, str]:
 
 
 def digest() -> str:
-    """A hash of all tables: two voices with other tables speak otherwise."""
+    """A hash of all tables: two voices whose tables differ pronounce a text differently."""
     tables = sorted(files(__package__).joinpath("tables").iterdir(), key=lambda table: table.name)
     return hashlib.sha256(b"".join(table.read_bytes() for table in tables)).hexdigest()[:12]
 
