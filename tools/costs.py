@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import starmap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -106,11 +107,6 @@ def _rank(cost: Cost) -> int:
     return ("long", PART, "short").index(cost.form)
 
 
-def short_cpu_s(costs: Mapping[str, Cost]) -> float:
-    """The processor time of a whole run of the short form, in seconds."""
-    return sum(cost.cpu_s for cost in costs.values() if cost.form != "long")
-
-
 def table_text(costs: Mapping[str, Cost]) -> str:
     """The table for people: a line for each file, dearest first, and then the sums of each folder and of all, by form."""
     folders: dict[tuple[str, str], Cost] = {}  # By name and form.
@@ -121,12 +117,8 @@ def table_text(costs: Mapping[str, Cost]) -> str:
     rows = ([*costs.items()], [(name, cost) for (name, _), cost in folders.items()])
     by_cost = [sorted(part, key=lambda row: -row[1].cpu_s) for part in rows]
     head = f"{'cpu s':>8} {'wall s':>8} {'tests':>6} {'processes':>10}  form"
-    return "\n\n".join("\n".join([head, *(line_of(name, cost) for name, cost in part)]) for part in by_cost)
-
-
-def line_of(name: str, cost: Cost) -> str:
-    """One row of the table."""
-    return f"{cost.cpu_s:8.1f} {cost.wall_s:8.1f} {cost.tests:6d} {cost.processes:10d} {cost.form:>5}  {name}"
+    line = "{1.cpu_s:8.1f} {1.wall_s:8.1f} {1.tests:6d} {1.processes:10d} {1.form:>5}  {0}".format
+    return "\n\n".join("\n".join([head, *starmap(line, part)]) for part in by_cost)
 
 
 def write() -> None:

@@ -1,9 +1,7 @@
-"""Writes docs/limits.md from `limits.md.jinja` and the limits in the code, or with --check says whether the committed page is fresh."""
+"""Writes docs/limits.md from `limits.md.jinja` and the limits in the code."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -60,19 +58,5 @@ def _size(size_bytes: int | None) -> str:
     return f"{size_bytes} bytes"
 
 
-def main() -> int:
-    """Write the page, or with --check compare it. Exit status 1 if the committed page is stale."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare only, change nothing")
-    fresh = page()
-    if parser.parse_args().check:
-        stale = not PAGE.exists() or PAGE.read_text(encoding="utf-8") != fresh
-        if stale:
-            print("docs/limits.md is stale. Run: python tools/limits.py")
-        return int(stale)
-    PAGE.write_text(fresh, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    PAGE.write_text(page(), encoding="utf-8")

@@ -9,7 +9,7 @@ import argparse
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from tools.costs import ROOT, UNKNOWN, Cost, stored_costs
@@ -25,92 +25,63 @@ MAX_NAMES = 8
 """Largest number of files that a line names."""
 
 
-class NearError(Exception):
-    """Git cannot list the changes."""
-
-
-def git(root: Path, *words: str) -> str:
-    """The output of git. Raises NearError."""
-    done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise NearError(done.stderr.strip() or f"git {words[0]} failed")
-    return done.stdout
-
-
-def base_of(root: Path) -> str:
-    """The commit at which this branch left its upstream; HEAD if it has none."""
-    try:
-        return git(root, "merge-base", "HEAD", "@{upstream}").strip()
-    except NearError:
-        return "HEAD"
+def git(root: Path, *words: str) -> set[str]:
+    """The parts of git's output between zero bytes. Raises CalledProcessError; git has said why on standard error."""
+    done = subprocess.run(["git", *words], cwd=root, stdout=subprocess.PIPE, text=True, check=True)
+    return {*done.stdout.split("\0")} - {""}
 
 
 def changed_since(root: Path, base: str) -> set[str]:
-    """The files that differ between the working tree and a commit, with new and deleted ones. Raises NearError."""
-    names = [git(root, "diff", "--name-only", "--no-renames", "-z", base, "--")]
-    names.append(git(root, "ls-files", "-z", "--others", "--exclude-standard"))
-    return {*"\0".join(names).split("\0")} - {""}
+    """The files that differ between the working tree and a commit, with new and deleted ones. base: of the commit; empty: where this branch
+    left its upstream, or HEAD if it has none. Raises CalledProcessError."""
+    has_upstream = subprocess.run(["git", "rev-parse", "@{upstream}"], cwd=root, capture_output=True, check=False).returncode == 0
+    revision = [base] if base else ["--merge-base", "@{upstream}"] if has_upstream else ["HEAD"]
+    new = git(root, "ls-files", "-z", "--others", "--exclude-standard")
+    return new | git(root, "diff", "--name-only", "--no-renames", "-z", *revision, "--")
 
 
 def all_files(root: Path) -> set[str]:
     """The files that exist and that git knows or would add."""
-    names = git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
-    return {file for file in names if file and (root / file).is_file()}
+    return {file for file in git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard") if (root / file).is_file()}
 
 
 def area_of(file: str, tests: Collection[str]) -> str:
-    """The folder of tests for a file: the deepest one whose parts come in this order in the file's path."""
-    parts = file.split("/")[:-1]
-    folders = {test.rsplit("/", 1)[0] for test in tests}
-    fitting = [folder for folder in folders if _is_within(folder.split("/")[1:], parts)]
-    return max(fitting, key=len, default=OTHER_AREA)
+    """The folder of tests for a file: the deepest one all of whose parts are folders of the file."""
+    parts = {*file.split("/")[:-1]}
+    folders = {test.rpartition("/")[0] for test in tests}
+    return max((folder for folder in folders if parts.issuperset(folder.split("/")[1:])), key=len, default=OTHER_AREA)
 
 
-def _is_within(parts: Sequence[str], path: Sequence[str]) -> bool:
-    """Whether a path has these parts in this order."""
-    rest = iter(path)
-    return bool(parts) and all(part in rest for part in parts)  # `in` goes on where the search for the part before ended.
-
-
-def importers(root: Path, file: str, tests: Collection[str]) -> set[str]:
-    """The files of tests that import a module, or a helper, by its name."""
-    words = file.removesuffix(".py").removesuffix("/__init__").split("/")
-    first = words.index("omnistage") if "omnistage" in words else -2  # A helper is imported from its folder alone.
-    folder, name = ".".join(words[first:-1]), words[-1]
-    pattern = re.compile(rf"\b{re.escape(folder)}\.{name}\b|from {re.escape(folder)} import (?:\([^)]*|[^\n]*)\b{name}\b")
-    return {test for test in tests if pattern.search((root / test).read_text(encoding="utf-8"))}
+def import_pattern(file: str) -> str:
+    """A pattern of the statements that import a module. A helper of tests is imported from its folder alone."""
+    *folders, name = file.removesuffix(".py").removesuffix("/__init__").split("/")
+    first = folders.index("omnistage") if "omnistage" in folders else -1
+    package = r"\.".join(folders[first:])
+    return rf"\b{package}\.{name}\b|from {package} import (?:\([^)]*|[^\n]*)\b{name}\b"
 
 
 def choose(root: Path, changed: Collection[str], tests: Collection[str], costs: Mapping[str, Cost]) -> tuple[list[str], list[str]]:
     """The files of tests that run, and those near the change for which the budget has no room; files with only long tests are in neither.
     changed: paths of files. tests: paths of all files of tests. costs: by path."""
-    # 0: a file that changed. 1: it imports a changed module. 2: it is of the same area.
-    distances = {test: 0 for test in changed if test in tests}
-    for file in sorted({*changed} - distances.keys()):
-        for test in importers(root, file, tests) if file.endswith(".py") else ():
-            distances.setdefault(test, 1)
-        area = area_of(file, tests)
-        for test in tests:
-            if test.startswith(f"{area}/"):
-                distances.setdefault(test, 2)
+    others = [file for file in changed if file not in tests]
+    areas = {area_of(file, tests) for file in others}
+    importers = re.compile("|".join(import_pattern(file) for file in others if file.endswith(".py")) or r"\Z.")  # No text has this one.
+    near = []
+    for test in tests:
+        cost = costs.get(test, UNKNOWN)
+        is_changed, is_importer = test in changed, bool(importers.search((root / test).read_text(encoding="utf-8")))
+        if cost.form != "long" and (is_changed or is_importer or any(test.startswith(f"{area}/") for area in areas)):
+            near.append((not is_changed, not is_importer, cost.wall_s, test))
     chosen, left_out, total = list[str](), list[str](), Cost()
-    for test in sorted(distances, key=lambda test: (distances[test], costs.get(test, UNKNOWN).wall_s, test)):
+    for is_unchanged, _, _, test in sorted(near):
         cost = costs.get(test, UNKNOWN)
         fits = max((total.cpu_s + cost.cpu_s) / CORES, (total.wall_s + cost.wall_s) / WORKERS) <= BUDGET_S
-        if cost.form == "long":
-            continue
-        if fits or distances[test] == 0:
+        if fits or not is_unchanged:
             chosen.append(test)
             total.add(cost)
         else:
             left_out.append(test)
     return chosen, left_out
-
-
-def _list_names(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
-    hidden_count = len(names) - MAX_NAMES
-    return ", ".join(names[:MAX_NAMES]) + (f" and {hidden_count} more" if hidden_count > 0 else "")
 
 
 def main() -> int:
@@ -120,17 +91,14 @@ def main() -> int:
     parser.add_argument("--show", action="store_true", help="only say what would run")
     arguments = parser.parse_args()
     try:
-        base = arguments.base or base_of(ROOT)
-        changed = changed_since(ROOT, base)
-        tests = {file for file in all_files(ROOT) if re.fullmatch(r"tests/.*/test_\w+\.py", file)}
-    except NearError as error:
-        print(f"test-near: {error}", file=sys.stderr)
+        changed = changed_since(ROOT, arguments.base)
+    except subprocess.CalledProcessError:
         return 1
+    tests = {file for file in all_files(ROOT) if re.fullmatch(r"tests/.*/test_\w+\.py", file)}
     chosen, left_out = choose(ROOT, changed, tests, stored_costs(ROOT))
-    print(f"changed since {base[:12]}: {_list_names(sorted(changed)) or 'nothing'}", file=sys.stderr)
-    print(f"chosen: {len(chosen)} of {len(tests)} files: {_list_names(chosen)}", file=sys.stderr)
-    if left_out:
-        print(f"left out: {len(left_out)} files: {_list_names(left_out)}", file=sys.stderr)
+    for word, files in (("changed", sorted(changed)), ("chosen", chosen), ("left out", left_out)):
+        rest = f" and {len(files) - MAX_NAMES} more" if len(files) > MAX_NAMES else ""
+        print(f"{word} ({len(files)}): {', '.join(files[:MAX_NAMES])}{rest}", file=sys.stderr)
     if not arguments.show:
         print(" ".join(chosen))
     return 0

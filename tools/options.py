@@ -1,11 +1,8 @@
-"""Writes the tables of options and settings in docs/client.md from the client's own descriptions, or with --check says if they are
-fresh."""
+"""Writes the tables of options and settings in docs/client.md from the client's own descriptions."""
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -47,19 +44,5 @@ def fresh(page: str) -> str:
     return page
 
 
-def main() -> int:
-    """Write the page, or with --check compare it. Exit status 1 if the committed page is stale."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare only, change nothing")
-    page = PAGE.read_text(encoding="utf-8")
-    fresh_page = fresh(page)
-    if parser.parse_args().check:
-        if page != fresh_page:
-            print("docs/client.md is stale. Run: python tools/options.py")
-        return int(page != fresh_page)
-    PAGE.write_text(fresh_page, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    PAGE.write_text(fresh(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -29,7 +30,6 @@ from tools.costs import LAST, PART, ROOT, RUN, UNKNOWN, Cost, Costs, stored_cost
 
 SEED = "OMNISTAGE_TEST_SEED"
 TEMPORARY = "PYTEST_DEBUG_TEMPROOT"
-TEMPORARY_PREFIX = "ot-"
 WITHOUT_TORCH = ("client", "cli", "router", "link", "connector", "wire", "house")
 """Folders whose tests import no torch, which would cost seconds and memory. One process runs them. If it has more than its share, files of
 the last folders go to the workers for the other tests; those of the first ones stay, because they share stacks."""
@@ -147,16 +147,16 @@ class Suite:
         self._form = form
         self.seed = seed
         self._pytest_args = pytest_args
-        self._temporary = list[str]()
+        self._temporary = self.folder / "temporary"
+        """A link to the folder for temporary files of this run, or of the last one that failed."""
 
     def begin(self) -> None:
-        """Remove the results and temporary folders of the last run, store the seed of this one, and print it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if self._temporary_list.exists():  # The files of a failed run showed why it failed.
-            self._temporary = self._temporary_list.read_text(encoding="utf-8").splitlines()
-            self.tidy()
-        for old in (*self.folder.glob("*.json"), *self.folder.glob("*.stacks")):
-            old.unlink()
+        """Remove the results and temporary files of the last run, store the seed of this one, and print it."""
+        self.tidy()  # The files of a failed run showed why it failed.
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        # The name is short, because some tests put sockets there.
+        self._temporary.symlink_to(tempfile.mkdtemp(prefix="ot-"))
         (self.folder / "seed").write_text(f"{self.seed}\n", encoding="utf-8")
         print(f"{SEED}={self.seed}", flush=True)
 
@@ -208,8 +208,11 @@ class Suite:
         if part.marks is None:  # The options of the part name its tests.
             marks, pytest_args = "", ()
         command = [str(Path(sys.executable).with_name("pytest")), "-m", marks, f"--outcomes={outcomes}", f"--hypothesis-seed={self.seed}"]
-        # Otherwise every Python that a test starts would compile our modules anew.
-        environment = {**os.environ, SEED: self.seed, "PYTHONDONTWRITEBYTECODE": "", TEMPORARY: self._temporary_folder()}
+        # In a folder that several runs of pytest share, two that remove old files at the same time can fail.
+        folder = self._temporary / str(len([*self._temporary.iterdir()]))
+        folder.mkdir()
+        # Without bytecode every Python that a test starts would compile our modules anew.
+        environment = {**os.environ, SEED: self.seed, "PYTHONDONTWRITEBYTECODE": "", TEMPORARY: str(folder.resolve())}
         return subprocess.Popen([*command, *part.options, *words, *pytest_args], cwd=self.root, env=environment, stdout=log, stderr=log)
 
     def _wait(self, parts: Mapping[SuitePart, subprocess.Popen[bytes]]) -> dict[SuitePart, int]:
@@ -225,7 +228,7 @@ class Suite:
                     path = self._outcomes(part)
                     last_write_s = path.stat().st_mtime if path.exists() else start_s
                     if time.time() - last_write_s > STALL_LIMIT_S:
-                        self._show_stacks(part)
+                        self._show_stacks(part, process)
                         [statuses[part]] = end_parts([process])
                 except KeyboardInterrupt:
                     end_parts([parts[other] for other in running])
@@ -233,37 +236,20 @@ class Suite:
                     raise
         return statuses
 
-    def _show_stacks(self, part: SuitePart) -> None:
-        """Print where all processes of a part are at this moment."""
-        files = [*self.folder.glob(f"{self._outcomes(part).stem}-*.stacks")]
-        for file in files:
-            pid = int(file.stem.rpartition("-")[2])
-            if _has_open(pid, file):  # Another process may have the number of one that has ended.
+    def _show_stacks(self, part: SuitePart, process: subprocess.Popen[bytes]) -> None:
+        """Make the processes of a part, which is then ended, write where they are. Programs that tests have started may end by it."""
+        print(f"{part.name}: no test has ended for {STALL_LIMIT_S / 60:.0f} minutes", flush=True)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="ascii").split()
+        for pid in (process.pid, *map(int, children)):
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGUSR1)
         time.sleep(STACKS_S)
-        print(f"{part.name}: no test has ended for {STALL_LIMIT_S / 60:.0f} minutes")
-        for file in files:
-            print(file.read_text(encoding="utf-8", errors="replace"), flush=True)
-
-    def _temporary_folder(self) -> str:
-        """Make a folder for the files of one part; returns its path. In the folder that all runs of pytest share, two runs that remove old
-        files at the same time can fail. The name is short, because some tests put sockets there."""
-        self._temporary.append(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX))
-        self._temporary_list.write_text("\n".join(self._temporary), encoding="utf-8")
-        return self._temporary[-1]
 
     def tidy(self) -> None:
-        """Remove the temporary folders of the parts."""
-        for folder in map(Path, self._temporary):
-            if folder.name.startswith(TEMPORARY_PREFIX):
-                shutil.rmtree(folder, ignore_errors=True)
-        self._temporary.clear()
-        self._temporary_list.unlink(missing_ok=True)
-
-    @property
-    def _temporary_list(self) -> Path:
-        """The file that names the temporary folders, for the next run."""
-        return self.folder / "temporary"
+        """Remove the temporary files."""
+        if self._temporary.is_symlink():
+            shutil.rmtree(self._temporary.readlink(), ignore_errors=True)
+            self._temporary.unlink()
 
     def _read_outcomes(self, part: SuitePart, status: int) -> RunResult:
         """How a part ended, by the file that it wrote. status: the exit status of pytest."""
@@ -295,14 +281,6 @@ def end_parts(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
         except subprocess.TimeoutExpired:
             process.kill()
     return [process.wait() for process in processes]
-
-
-def _has_open(pid: int, file: Path) -> bool:
-    """Whether a process runs and has the file open."""
-    try:
-        return any(link.readlink() == file for link in Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:
-        return False
 
 
 def _used_s() -> float:

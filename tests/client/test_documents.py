@@ -1,4 +1,4 @@
-"""The documents, the page of the package and the examples show what runs: Python, commands, and each message of docs/grpc.md."""
+"""The documents and the page of the package show what runs: Python, commands, and each message of docs/grpc.md."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 import shlex
 import subprocess
 import sys
-import wave
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,17 +24,12 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from typer.main import get_command
 
-from helpers import lengths
 from helpers.ask import Refusal, WholeAnswer, refusal
-from helpers.ports import take_address
 from helpers.run import RunStream
 from helpers.servers import ServerProcess, stage_stub
 from omnistage.cli.main import app
-from omnistage.client import Omni
 from omnistage.models.toy import formulas
-from omnistage.models.toy.files import png
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
-from tools.examples import LANGUAGES, Example, build, check_answer, check_full_and_cancelled, check_unknown, get_expected, slow_pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -153,102 +147,6 @@ def test_its_commands_are_commands_with_these_options() -> None:
     for _, name, *words in lines:
         command = root.commands[name]  # type: ignore[attr-defined]
         command.make_context(name, words)
-
-
-EXAMPLES = ROOT / "examples"
-
-
-def run(name: str, *words: str, text: str = "", folder: Path, told: str = "") -> str:
-    """The output of an example. told: how its text on stderr begins; empty: there is none."""
-    command = [sys.executable, str(EXAMPLES / name), *words]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith(told) if told else done.stderr == ""
-    return done.stdout
-
-
-def test_ask(toy_address: str, tmp_path: Path) -> None:
-    output = run("ask.py", "Hi", "--address", toy_address, folder=tmp_path)
-    assert "s of sound in answer.wav" in output
-    with wave.open(str(tmp_path / "answer.wav")) as file:
-        assert file.getnframes() > 0
-
-
-def test_stream(toy_address: str, tmp_path: Path) -> None:
-    assert "real-time factor" in run("stream.py", "Hi", "--address", toy_address, folder=tmp_path)
-
-
-def test_omni(toy_address: str, tmp_path: Path) -> None:
-    output = run("omni.py", "Hi", "--address", toy_address, "--seconds", "2", "--out", "answer.flac", folder=tmp_path)
-    assert "[first sound after " in output and output.endswith(" s of sound in answer.flac\n")
-    assert (tmp_path / "answer.flac").read_bytes().startswith(b"fLaC")
-
-
-def test_chat(toy_address: str, tmp_path: Path) -> None:
-    output = run("chat.py", "--address", toy_address, text="Hello\n\nAnd then?\n", folder=tmp_path)
-    first, second = output.splitlines()
-    assert first and second and first != second
-
-
-@lengths.long_form(
-    "client/test_drawing.py::test_a_film_is_a_file_with_its_type_and_frames",
-    "client/test_drawing.py::test_a_sound_is_heard_and_saved",
-    unkept="the examples of films and sounds work",
-)
-def test_film_and_sound(tmp_path: Path) -> None:
-    (tmp_path / "hill.png").write_bytes(png(np.full((4, 4), 3, np.uint8)))
-    with Omni(pipeline="toy-film") as omni:
-        words = ["a walk", "--frames", "5", "--image", "hill.png", "--out", "walk.grey", "--address", omni.address]
-        assert "step 6 of 6\n5 frames in walk.grey, seed " in run("film.py", *words, folder=tmp_path)
-        assert len((tmp_path / "walk.grey").read_bytes()) == 5 * 32 * 32
-        words = ["rain", "--seconds", "0.5", "--address", omni.address]
-        assert run("sound.py", *words, folder=tmp_path).startswith("0.50 s of sound in sound.wav, seed ")
-    assert (tmp_path / "sound.wav").read_bytes().startswith(b"RIFF")
-
-
-def test_rescue(tmp_path: Path) -> None:
-    words = ["Hi", "--pipeline", "toy", "--chunks", "1", "--timeline", "rescue.png"]
-    output = run("rescue.py", *words, folder=tmp_path, told="lost talker-")
-    assert "killed the talker at 127.0.0.1:" in output
-    assert output.endswith("the same words and the same samples as without the kill\n")
-    assert (tmp_path / "rescue.png").stat().st_size > 10_000
-
-
-MAKES_MINUTES = [pytest.mark.long, pytest.mark.timeout(900)]
-"""A compiler of C++, beside other tests."""
-
-
-@pytest.fixture(scope="module", params=[pytest.param(name, marks=[] if name == "node" else MAKES_MINUTES) for name in LANGUAGES])
-def example(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Example:
-    """It is built, in a folder of its own."""
-    language = LANGUAGES[request.param]
-    if missing := language.missing():
-        pytest.skip(f"not on this machine: {', '.join(missing)}; `make examples` says what to install")
-    return Example(build(language), tmp_path_factory.mktemp(language.name))
-
-
-@pytest.fixture(scope="module")
-def full_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a router with one place, whose answers take half an hour."""
-    with Omni(pipeline=str(slow_pipeline(tmp_path_factory.mktemp("slow"))), max_sessions=1) as omni:
-        yield omni.address
-
-
-def test_it_gets_the_text_and_the_samples_of_the_python_client(example: Example, toy_address: str) -> None:
-    check_answer(example, toy_address, get_expected(toy_address))
-
-
-def test_it_tells_what_is_wrong_with_a_request(example: Example, toy_address: str) -> None:
-    check_unknown(example, toy_address)
-
-
-def test_it_tells_when_to_ask_again_and_ctrl_c_cancels(example: Example, full_address: str) -> None:
-    assert float(check_full_and_cancelled(example, full_address)) > 0
-
-
-def test_it_tells_that_nobody_is_there(example: Example) -> None:
-    status, out, err = example.run(take_address())
-    assert (status, out.strip()) == (1, "") and err.strip().startswith("error: ")
 
 
 GRPC_PAGE = (ROOT / "docs" / "grpc.md").read_text(encoding="utf-8")

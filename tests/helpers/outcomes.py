@@ -1,7 +1,7 @@
 """A plugin of pytest: writes the outcomes of a run to a file: what passed, failed and by which fixture, what did not run, what it cost.
 
 The file is written again and again while tests end, so `tools/suite.py` sees by its age whether the run stands still. SIGUSR1 makes each
-process of the run write the stacks of its threads to a file beside it.
+process of the run write the stacks of its threads to its standard error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Generator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
@@ -35,17 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
         meter = CostMeter()
         config.pluginmanager.register(meter)
         config.pluginmanager.register(Outcomes(path, meter))
-        stacks = path.with_name(f"{path.stem}-{os.getpid()}.stacks").open("w", encoding="utf-8")
-        faulthandler.register(signal.SIGUSR1, file=stacks)
-        config.add_cleanup(lambda: _end_stacks(stacks))
-
-
-def _end_stacks(stacks: IO[str]) -> None:
-    """Close the file for stacks, and remove it if it has none."""
-    faulthandler.unregister(signal.SIGUSR1)
-    stacks.close()
-    if Path(stacks.name).stat().st_size == 0:
-        Path(stacks.name).unlink()
+        faulthandler.register(signal.SIGUSR1, file=os.dup(2))  # pytest captures what comes later.
+        config.add_cleanup(lambda: faulthandler.unregister(signal.SIGUSR1))
 
 
 class Outcomes:

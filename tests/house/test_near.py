@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from tools import near
 from tools.costs import Cost
-from tools.near import BUDGET_S, area_of, choose, importers
+from tools.near import BUDGET_S, area_of, choose, import_pattern
 from tools.suite import WORKERS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,10 +35,19 @@ def test_the_area_is_the_deepest_folder_of_tests_that_the_path_names(file: str, 
     assert area_of(file, tests) == area
 
 
-def test_a_module_is_near_the_tests_that_import_it(tests: set[str]) -> None:
-    scheduler = importers(ROOT, "engine/omnistage/engine/scheduler.py", tests)
-    assert "tests/engine/test_engine.py" in scheduler and len(scheduler) < 40
-    assert "tests/cli/test_commands.py" in importers(ROOT, "tests/helpers/command.py", tests)
+@pytest.mark.parametrize(
+    ("file", "statement"),
+    [
+        ("engine/omnistage/engine/scheduler.py", "from omnistage.engine.scheduler import Scheduler"),
+        ("engine/omnistage/engine/scheduler.py", "from omnistage.engine import (\n    pages,\n    scheduler,\n)"),
+        ("engine/omnistage/engine/scheduler.py", "import omnistage.engine.scheduler"),
+        ("models/omnistage/models/text/__init__.py", "from omnistage.models import text"),
+        ("tests/helpers/command.py", "from helpers import command, lengths"),
+    ],
+)
+def test_a_module_is_imported_by_its_name(file: str, statement: str) -> None:
+    assert re.search(import_pattern(file), statement)
+    assert not re.search(import_pattern(file), "import omnistage.models.texts, omnistage.link.scheduler\nfrom helpers import commands")
 
 
 @pytest.fixture
@@ -92,7 +102,7 @@ def test_changes_are_in_the_working_tree_and_in_files_that_git_does_not_know_yet
 
 
 def test_the_base_is_where_the_branch_left_its_upstream(repository: Path) -> None:
-    assert near.base_of(repository) == "HEAD"
+    assert near.changed_since(repository, "") == set()
     git(repository, "checkout", "-q", "-b", "mine", "--track", "main")
     (repository / "docs" / "page.md").write_text("mine")
     commit(repository)
@@ -100,7 +110,7 @@ def test_the_base_is_where_the_branch_left_its_upstream(repository: Path) -> Non
     (repository / "wire" / "omnistage" / "wire" / "errors.py").write_text("theirs = 1")
     commit(repository)
     git(repository, "checkout", "-q", "mine")
-    assert near.changed_since(repository, near.base_of(repository)) == {"docs/page.md"}
+    assert near.changed_since(repository, "") == {"docs/page.md"}
 
 
 def test_importers_come_first_and_then_the_area(
@@ -109,7 +119,7 @@ def test_importers_come_first_and_then_the_area(
     (repository / "wire" / "omnistage" / "wire" / "old.py").unlink()
     files, report = run(capsys, monkeypatch)
     assert files == ["tests/wire/test_old.py", "tests/wire/test_errors.py"]
-    assert "changed since HEAD: wire/omnistage/wire/old.py" in report and "chosen: 2 of 3 files" in report
+    assert "changed (1): wire/omnistage/wire/old.py" in report and "chosen (2): " in report
 
 
 def test_a_deleted_test_is_not_chosen(repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,15 +130,15 @@ def test_a_deleted_test_is_not_chosen(repository: Path, capsys: pytest.CaptureFi
 def test_show_runs_nothing(repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     (repository / "tests" / "link" / "test_link.py").write_text("x = 1")
     commit(repository)
-    assert run(capsys, monkeypatch) == ([], "changed since HEAD: nothing\nchosen: 0 of 3 files: \n")
+    assert run(capsys, monkeypatch) == ([], "changed (0): \nchosen (0): \nleft out (0): \n")
     assert run(capsys, monkeypatch, "--base", "HEAD~1")[0] == ["tests/link/test_link.py"]
     assert run(capsys, monkeypatch, "--base", "HEAD~1", "--show")[0] == []
 
 
-def test_an_unknown_base_is_an_error(repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_base_is_an_error(repository: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["near", "--base", "nowhere"])
     assert near.main() == 1
-    assert "nowhere" in capsys.readouterr().err
+    assert "nowhere" in capfd.readouterr().err
 
 
 def test_the_cheapest_run_until_the_budget_is_full_and_a_changed_test_always(tmp_path: Path) -> None:

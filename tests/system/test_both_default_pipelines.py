@@ -19,12 +19,13 @@ from PIL import Image
 
 from helpers import lengths
 from helpers.command import omnistage
+from helpers.example import Example
 from helpers.gateway import gateway
 from helpers.processes import ProcessFamily, StartedProcess
 from helpers.waiting import until
 from omnistage.client import AsyncOmni, Omni
 from omnistage.client.files import to_pcm16
-from tools.examples import LANGUAGES, Example, build
+from tools.examples import LANGUAGES, build
 
 pytestmark = [
     pytest.mark.timeout(400),
