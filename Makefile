@@ -20,7 +20,7 @@ setup: ## virtual environment with what the demo needs (PYTHON=python3.12 picks 
 
 setup-dev: ## the same with what the tests and checks need
 	@$(PYTHON) tools/setup.py --dev $(SETUP_FLAGS)
-	@$(BIN)/python tools/apart.py
+	@$(BIN)/python -m tools.apart
 
 model: setup ## fetch the default model and convert it, once
 	@$(BIN)/omnistage fetch-default
@@ -72,13 +72,13 @@ format: setup-dev ## put all Python files into the one form
 # Without the set-up that it is needed for: only where there is no environment at all.
 lock: ## renew constraints.txt and the hashes in requirements/ after a change of dependencies (ARGS=--upgrade: all newest)
 	@[ -x $(BIN)/python ] || $(PYTHON) tools/setup.py --dev $(SETUP_FLAGS)
-	@$(BIN)/python tools/lock.py $(ARGS)
+	@$(BIN)/python -m tools.lock $(ARGS)
 
 wheels: ## dist/: the wheels of omnistage and of omnistage-pictures, the same bytes from the same files
-	@$(PYTHON) tools/wheels.py
+	@$(PYTHON) -m tools.wheels
 
 protos: setup-dev ## generate the stubs from the protos
-	@$(BIN)/python tools/protos.py
+	@$(BIN)/python -m tools.protos
 
 bench-default: setup-dev model ## figures of the default model: benchmarks/out/default.json; fails when a goal is missed (ARGS=--report: prints only)
 	@$(BIN)/python -m benchmarks.default $(ARGS)

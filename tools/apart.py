@@ -12,8 +12,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from tools.commands import HASHED, SetupError, pip, run, step
 
 ROOT = Path(__file__).resolve().parent.parent

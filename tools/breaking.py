@@ -5,11 +5,8 @@ In a shallow clone, which does not have the last version, there is nothing to co
 
 from __future__ import annotations
 
-import io
 import subprocess
 import sys
-import tempfile
-import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,12 +33,10 @@ def main() -> int:
     if revision is None:
         print("nothing to compare: this clone does not have the last version")
         return 0
-    archive = subprocess.run(["git", "archive", "--format=zip", revision, "protos"], cwd=ROOT, capture_output=True, check=True).stdout
-    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(io.BytesIO(archive)) as packed:
-        packed.extractall(folder)
-        buf = Path(sys.executable).parent / "buf"
-        print(f"against {revision}")
-        return subprocess.run([str(buf), "breaking", "protos", "--against", f"{folder}/protos"], cwd=ROOT, check=False).returncode
+    against = f"{git('rev-parse', '--git-common-dir').stdout.decode().strip()}#format=git,commit={revision},subdir=protos"
+    print(f"against {revision}")
+    command = [Path(sys.executable).with_name("buf"), "breaking", "protos", "--against", against]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -6,15 +6,15 @@ compares.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import json
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+
+import typer
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "tools" / "budget.json"
@@ -30,32 +30,13 @@ VAGUE = frozenset(_VAGUE.split())
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-@dataclass
-class PackageSize:
-    """The size of a package. code_lines: lines of code, without comments, docstrings and blanks. import_lines: those of them that import.
-    vague_functions: functions that have a parameter or variable with a name of VAGUE. vague_names: functions, attributes, fields and
-    constants with such a name; an attribute counts at each place where it is set. lone_functions: functions of one statement without
-    docstring whose name stands at one other place in the source. For tests the last three and import_lines stay 0."""
-
-    code_lines: int = 0
-    import_lines: int = 0
-    vague_functions: int = 0
-    vague_names: int = 0
-    lone_functions: int = 0
-
-    @property
-    def import_share(self) -> float:
-        """The lines that import, in percent of the lines of code."""
-        return 100 * self.import_lines / max(1, self.code_lines)
-
-    def exceeds(self, allowed: PackageSize) -> list[str]:
-        """For each number that is larger than the allowed one, a text that says so."""
-        ours, theirs = asdict(self), asdict(allowed)
-        return [f"{name}: {ours[name]}, allowed {theirs[name]}" for name in ours if ours[name] > theirs[name]]
-
-    def smaller(self, other: PackageSize) -> PackageSize:
-        """The smaller one of each pair of numbers."""
-        return PackageSize(**{field.name: min(getattr(self, field.name), getattr(other, field.name)) for field in fields(self)})
+Size = Counter[str]
+"""The size of a package: a number for each of NUMBERS."""
+NUMBERS = ("code_lines", "import_lines", "vague_functions", "vague_names", "lone_functions")
+"""code_lines: lines of code, without comments, docstrings and blanks. import_lines: those of them that import. vague_functions: functions
+that have a parameter or variable with a name of VAGUE. vague_names: functions, attributes, fields and constants with such a name; an
+attribute counts at each place where it is set. lone_functions: functions of one statement without docstring whose name stands at one other
+place in the source. For tests the last two and import_lines stay 0."""
 
 
 class SourceFile:
@@ -162,77 +143,80 @@ def is_small(function: Function) -> bool:
     return not rest and not is_docstring and not function.name.startswith("__")
 
 
-def measure(sources: Iterable[SourceFile]) -> dict[str, PackageSize]:
+def measure(sources: Iterable[SourceFile]) -> dict[str, Size]:
     """The size of each package of these files, by name."""
     files = [*sources]
-    uses = Counter[str]()
+    uses = sum((file.names for file in files if not file.is_test), Counter[str]())
+    sizes: dict[str, Size] = {}
     for file in files:
+        size = sizes.setdefault(file.package, Size())
+        size.update(code_lines=len(file.code_lines), vague_functions=file.vague_functions)
         if not file.is_test:
-            uses.update(file.names)
-    sizes: dict[str, PackageSize] = {}
-    for file in files:
-        size = sizes.setdefault(file.package, PackageSize())
-        size.code_lines += len(file.code_lines)
-        size.vague_functions += file.vague_functions
-        if not file.is_test:
-            size.vague_names += file.vague_names
-            size.import_lines += len(file.code_lines & file.import_lines)
-            size.lone_functions += sum(uses[name] == 2 for name in file.small_functions)
+            lone_functions = sum(uses[name] == 2 for name in file.small_functions)
+            import_lines = len(file.code_lines & file.import_lines)
+            size.update(import_lines=import_lines, vague_names=file.vague_names, lone_functions=lone_functions)
     return dict(sorted(sizes.items()))
+
+
+def all_files(root: Path) -> set[str]:
+    """The files that exist and that git knows or would add."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    return {file for file in listed.stdout.split("\0") if (root / file).is_file()}
 
 
 def read_sources(root: Path = ROOT) -> list[SourceFile]:
     """The Python files that git knows or would add, without generated ones."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "*.py"]
-    listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
-    paths = [path for path in listed.stdout.split("\0") if path and not path.startswith(GENERATED) and (root / path).is_file()]
-    return [SourceFile(path, (root / path).read_text(encoding="utf-8")) for path in sorted(paths)]
+    paths = sorted(path for path in all_files(root) if path.endswith(".py") and not path.startswith(GENERATED))
+    return [SourceFile(path, (root / path).read_text(encoding="utf-8")) for path in paths]
 
 
-def read_table(path: Path | None = None) -> dict[str, PackageSize]:
+def read_table(path: Path | None = None) -> dict[str, Size]:
     """The allowed sizes, by package. path: of the table; None: TABLE."""
-    return {package: PackageSize(**row) for package, row in json.loads((path or TABLE).read_text(encoding="utf-8")).items()}
+    return {package: Size(row) for package, row in json.loads((path or TABLE).read_text(encoding="utf-8")).items()}
 
 
-def write_table(sizes: Mapping[str, PackageSize], path: Path | None = None) -> None:
+def write_table(sizes: Mapping[str, Size], path: Path | None = None) -> None:
     """Store allowed sizes, a line for each package, so that a diff shows each change. path: as in `read_table`."""
-    lines = [f"{json.dumps(package)}: {json.dumps(asdict(size))}" for package, size in sorted(sizes.items())]
+    rows = {package: {number: size[number] for number in NUMBERS} for package, size in sorted(sizes.items())}
+    lines = [f"{json.dumps(package)}: {json.dumps(row)}" for package, row in rows.items()]
     (path or TABLE).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
-def table_text(sizes: Mapping[str, PackageSize], allowed: Mapping[str, PackageSize]) -> str:
+def table_text(sizes: Mapping[str, Size], allowed: Mapping[str, Size]) -> str:
     """The measured numbers, each beside the allowed one, for people."""
-    names = [field.name for field in fields(PackageSize)]
-    lines = [f"{'package':24}" + "".join(f"{name.replace('_', ' '):>24}" for name in names)]
+    titles = [number.replace("_", " ") for number in NUMBERS]
+    rows = [["package", *titles]]
     for package, size in sizes.items():
-        limit = allowed.get(package, PackageSize())
-        pairs = [f"{getattr(size, name)} of {getattr(limit, name)}" for name in names]
-        lines.append(f"{package:24}" + "".join(f"{pair:>24}" for pair in pairs))
-    source = [size for package, size in sizes.items() if not package.startswith("tests")]
-    total = sum(size.code_lines for size in source)
-    share = PackageSize(total, sum(size.import_lines for size in source)).import_share
-    vague_functions, vague_names, lone_functions = (sum(getattr(size, name) for size in source) for name in names[2:])
-    counts = f"{total} code lines, {share:.1f} % of them imports, {vague_functions} vague functions, {vague_names} vague names"
-    counts += f", {lone_functions} lone functions"
-    return "\n".join([*lines, f"without tests: {counts}"])
+        rows.append([package, *(f"{size[number]} of {allowed.get(package, Size())[number]}" for number in NUMBERS)])
+    source = sum((size for package, size in sizes.items() if not package.startswith("tests")), Size())
+    sums = ", ".join(f"{source[number]} {title}" for number, title in zip(NUMBERS, titles, strict=True))
+    share = 100 * source["import_lines"] / max(1, source["code_lines"])
+    lines = [f"{package:24}" + "".join(f"{cell:>24}" for cell in cells) for package, *cells in rows]
+    return "\n".join([*lines, f"without tests: {sums}; {share:.1f} % of the code lines import"])
 
 
-def main() -> int:
-    """Print or write the table. Exit status 1 if a package is larger than the table allows."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--write", action="store_true", help="store the numbers that became smaller, and forget packages that are gone")
-    options = parser.parse_args()
+def excesses(sizes: Mapping[str, Size], allowed: Mapping[str, Size]) -> list[str]:
+    """A text for each number that is larger than the allowed one."""
+    return [
+        f"{package}: {number}: {size[number]}, allowed {limit[number]}"
+        for package, size in sizes.items()
+        for limit in [allowed.get(package, Size())]
+        for number in size - limit
+    ]
+
+
+def main(write: bool = False) -> None:
+    """Print the sizes. Exit status 1 if a package is larger than the table allows. write: store the numbers that became smaller, and forget
+    packages that are gone."""
     sizes, allowed = measure(read_sources()), read_table()
-    if options.write:
-        allowed = {package: limit.smaller(sizes[package]) for package, limit in allowed.items() if package in sizes}
+    if write:
+        allowed = {package: limit & sizes[package] for package, limit in allowed.items() if package in sizes}
         write_table(allowed)
     print(table_text(sizes, allowed))
-    larger = {package: size.exceeds(allowed.get(package, PackageSize())) for package, size in sizes.items()}
-    for package, texts in larger.items():
-        for text in texts:
-            print(f"{package}: {text}", file=sys.stderr)
-    return 1 if any(larger.values()) else 0
+    if larger := excesses(sizes, allowed):
+        sys.exit("\n".join(larger))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    typer.run(main)

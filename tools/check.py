@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import typer
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -26,7 +27,7 @@ def checks() -> dict[str, list[str]]:
         "mypy --strict": [f"{BIN}/mypy", *code],
         "buf lint": [f"{BIN}/buf", "lint", "protos"],
         "buf breaking": [sys.executable, "tools/breaking.py"],
-        "stubs fresh": [sys.executable, "tools/protos.py", "--check"],
+        "stubs fresh": [sys.executable, "-m", "tools.protos", "--check"],
         "house rules": [sys.executable, "-m", "pytest", "-q", "tests/house"],
         "compose": [f"{BIN}/docker-compose", "--file", "docker-compose.yml", "--profile", "*", "config", "--quiet"],
         "hadolint": [f"{BIN}/hadolint", *dockerfiles],
@@ -40,11 +41,8 @@ def run(command: list[str]) -> tuple[int, str, float]:
     return done.returncode, done.stdout.strip(), time.monotonic() - start
 
 
-def main() -> int:
-    """Run all checks. Exit status 1 if any failed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--without-tests", action="store_true", help="without the house rules, which are tests: `make test` runs them too")
-    without_tests = parser.parse_args().without_tests
+def main(without_tests: bool = False) -> None:
+    """Run all checks. Exit status 1 if any failed. without_tests: leave out the house rules, which are tests: `make test` runs them too."""
     failed = []
     commands = {name: command for name, command in checks().items() if not (without_tests and "pytest" in command)}
     # Two at a time, because only mypy and the house rules take long: a minute of one core each.
@@ -56,8 +54,8 @@ def main() -> int:
             if status or name == "buf breaking":
                 print("     " + printed.replace("\n", "\n     "), flush=True)
     print(f"check: {len(failed)} failed ({', '.join(failed)})" if failed else "check: all good")
-    return 1 if failed else 0
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    typer.run(main)

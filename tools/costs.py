@@ -7,7 +7,6 @@ that a fixture of the whole session starts.
 
 from __future__ import annotations
 
-import argparse
 import json
 import signal
 import sys
@@ -16,14 +15,14 @@ from dataclasses import asdict, dataclass, replace
 from itertools import starmap
 from pathlib import Path
 
+import typer
+
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "tests" / "costs.json"
 LAST = ROOT / "build" / "tests" / "costs.json"
 """The file with the table of the last run."""
 RUN = "run"
-"""The key of the row for everything that belongs to no file."""
-WHOLE_KEY = "whole"
-"""A key in the table of the last run. If it is there, whole files were measured; parts of files would cost less."""
+"""The key of the row for everything that belongs to no file. Only a run of whole files has it; parts of files would cost less."""
 PART = "part"
 """The form of a cost that is too small for its file."""
 
@@ -69,7 +68,7 @@ def read(path: Path) -> Costs:
         table = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise CostsError(f"{path} is no table: {error}") from None
-    return {file: Cost(**cost) for file, cost in table.items() if file != WHOLE_KEY}
+    return {file: Cost(**cost) for file, cost in table.items()}
 
 
 def stored_costs(root: Path) -> Costs:
@@ -80,11 +79,9 @@ def stored_costs(root: Path) -> Costs:
         return {}
 
 
-def text_of(costs: Mapping[str, Cost], *, is_whole: bool = False) -> str:
-    """The table as JSON, a line for each file, so that a diff shows each change. is_whole: add WHOLE_KEY."""
-    rows: dict[str, object] = {WHOLE_KEY: True} if is_whole else {}
-    rows |= {file: _row(cost) for file, cost in sorted(costs.items())}
-    lines = [f"{json.dumps(file)}: {json.dumps(row)}" for file, row in rows.items()]
+def text_of(costs: Mapping[str, Cost]) -> str:
+    """The table as JSON, a line for each file, so that a diff shows each change."""
+    lines = [f"{json.dumps(file)}: {json.dumps(_row(cost))}" for file, cost in sorted(costs.items())]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
@@ -121,29 +118,24 @@ def table_text(costs: Mapping[str, Cost]) -> str:
     return "\n\n".join("\n".join([head, *starmap(line, part)]) for part in by_cost)
 
 
-def write() -> None:
+def store() -> None:
     """Put the measurements of the last run into the table of the repository. Raises CostsError."""
-    if not LAST.exists() or not json.loads(LAST.read_text(encoding="utf-8")).get(WHOLE_KEY):
+    if RUN not in (last := read(LAST)):
         raise CostsError("the last run was not of whole files: run `make test` or `make test-long` without words for pytest first")
-    TABLE.write_text(text_of(renew(read(TABLE), read(LAST))), encoding="utf-8")
+    TABLE.write_text(text_of(renew(read(TABLE), last)), encoding="utf-8")
 
 
-def main() -> int:
-    """Print or write the table. Exit status 1 if that fails."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--write", action="store_true", help="make the last run's table that of the repository: tests/costs.json")
-    options = parser.parse_args()
+def main(write: bool = False) -> None:
+    """Print the table. write: make the last run's table that of the repository, tests/costs.json. Exit status 1 if that fails."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # If `head` reads the output and ends early, this ends without an error.
     try:
-        if options.write:
-            write()
+        if write:
+            store()
         else:
             print(table_text(read(LAST) or read(TABLE)))
     except CostsError as error:
-        print(f"costs: {error}", file=sys.stderr)
-        return 1
-    return 0
+        sys.exit(f"costs: {error}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    typer.run(main)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -25,11 +24,9 @@ LOAD_LIMIT_S = 60.0
 LOOK_S = 0.2
 
 
-def main(words: Sequence[str]) -> int:
-    """Ask the question, and return its exit code. On a terminal a stack is started first, unless one for the same pipelines serves."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("pipeline", nargs="*", help="what is served, and asked, the first of it; default: the default ones")
-    pipelines: list[str] = parser.parse_args(words).pipeline
+def main(*pipelines: str) -> int:
+    """Ask the first of these pipelines the question, by default the default ones, and return the exit code. On a terminal a stack is
+    started first, unless one for the same pipelines serves."""
     options = ["--pipeline", pipelines[0]] if pipelines else []
     if os.environ.get("CI") or not sys.stdout.isatty() or named_router() is not None:
         return _omnistage("ask", *QUESTION, *options)
@@ -96,4 +93,4 @@ def tell(served: Served) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(*sys.argv[1:]))

@@ -11,7 +11,6 @@ pyproject.toml, and `oldest`, the oldest packages that the core lets a client ha
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import importlib.metadata
 import json
@@ -24,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import typer
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -32,8 +32,6 @@ from pip._internal.commands.index import IndexCommand
 from pip._internal.index.package_finder import PackageFinder
 from pip._internal.models.link import Link
 from pip._internal.models.target_python import TargetPython
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools import groups
 from tools.commands import CommandError, SetupError, run
@@ -58,7 +56,7 @@ LIST = """\
 """
 
 
-class LockError(Exception):
+class LockError(SetupError):
     """The lists cannot be written; the text says what the user can do."""
 
 
@@ -75,19 +73,14 @@ Closure = dict[str, set[str]]
 """Canonical names of packages, with the Pythons that need each."""
 
 
-def main() -> int:
-    """Write the lists. A known problem becomes one clear message and exit status 1."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--upgrade", action="store_true", help="move everything to its newest version")
-    options = parser.parse_args()
+def main(upgrade: bool = False) -> None:
+    """Write the lists. upgrade: move everything to its newest version. A known problem becomes one clear message and exit status 1."""
     # Otherwise pip warns of each configured source that lacks a package.
     logging.getLogger("pip").setLevel(logging.ERROR)
     try:
-        lock(ROOT, upgrade=options.upgrade)
-    except (LockError, SetupError) as error:
-        print(f"lock: {error}", file=sys.stderr)
-        return 1
-    return 0
+        lock(ROOT, upgrade=upgrade)
+    except SetupError as error:
+        sys.exit(f"lock: {error}")
 
 
 def lock(root: Path, *, upgrade: bool) -> None:
@@ -244,17 +237,9 @@ def find_unmet(roots: Iterable[str], packages: Mapping[str, LockedPackage], pyth
 
 def _walk(roots: Iterable[str], packages: Mapping[str, LockedPackage], python: str) -> list[Requirement]:
     """Every requirement that counts on this Python, from `roots` down; each package, and each of its extras, is followed once."""
-    environment = {
-        "implementation_name": "cpython",
-        "implementation_version": f"{python}.0",
-        "os_name": "posix",
-        "platform_machine": "x86_64",
-        "platform_python_implementation": "CPython",
-        "platform_system": "Linux",
-        "python_full_version": f"{python}.0",
-        "python_version": python,
-        "sys_platform": "linux",
-    }
+    version = f"{python}.0"
+    # The rest is as here: CPython on Linux x86-64.
+    environment = {"python_version": python, "python_full_version": version, "implementation_version": version}
     waiting = [(Requirement(one), "") for one in roots]
     visited_extras: set[tuple[str, str]] = set()
     requirements = []
@@ -354,4 +339,4 @@ def heading(group: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    typer.run(main)

@@ -5,13 +5,15 @@ files to run go to standard output; the changes and the number of tests that wer
 
 from __future__ import annotations
 
-import argparse
 import re
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+import typer
+
+from tools.budget import all_files
 from tools.costs import ROOT, UNKNOWN, Cost, stored_costs
 from tools.suite import WORKERS
 
@@ -38,11 +40,6 @@ def changed_since(root: Path, base: str) -> set[str]:
     revision = [base] if base else ["--merge-base", "@{upstream}"] if has_upstream else ["HEAD"]
     new = git(root, "ls-files", "-z", "--others", "--exclude-standard")
     return new | git(root, "diff", "--name-only", "--no-renames", "-z", *revision, "--")
-
-
-def all_files(root: Path) -> set[str]:
-    """The files that exist and that git knows or would add."""
-    return {file for file in git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard") if (root / file).is_file()}
 
 
 def area_of(file: str, tests: Collection[str]) -> str:
@@ -84,25 +81,21 @@ def choose(root: Path, changed: Collection[str], tests: Collection[str], costs: 
     return chosen, left_out
 
 
-def main() -> int:
-    """Choose tests and print them. Exit status 1 if the changes cannot be found."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--base", default="", help="the commit to compare with; else where this branch left its upstream, else HEAD")
-    parser.add_argument("--show", action="store_true", help="only say what would run")
-    arguments = parser.parse_args()
+def main(base: str = "", show: bool = False) -> None:
+    """Choose tests and print them. base: the commit to compare with, as in `changed_since`. show: only say what would run. Exit status 1 if
+    git cannot find the changes."""
     try:
-        changed = changed_since(ROOT, arguments.base)
+        changed = changed_since(ROOT, base)
     except subprocess.CalledProcessError:
-        return 1
+        sys.exit(1)
     tests = {file for file in all_files(ROOT) if re.fullmatch(r"tests/.*/test_\w+\.py", file)}
     chosen, left_out = choose(ROOT, changed, tests, stored_costs(ROOT))
     for word, files in (("changed", sorted(changed)), ("chosen", chosen), ("left out", left_out)):
         rest = f" and {len(files) - MAX_NAMES} more" if len(files) > MAX_NAMES else ""
         print(f"{word} ({len(files)}): {', '.join(files[:MAX_NAMES])}{rest}", file=sys.stderr)
-    if not arguments.show:
+    if not show:
         print(" ".join(chosen))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    typer.run(main)

@@ -6,7 +6,6 @@ oldest version that pyproject.toml lets a client have, and stands apart from the
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -14,12 +13,12 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import typer
 
 from tools import apart
 from tools.commands import SetupError
+from tools.setup import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
 STUBS = ROOT / "sdk" / "omnistage" / "v1"
 
@@ -47,31 +46,24 @@ def read_stubs(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*_pb2*.py*"))}
 
 
-def main() -> int:
-    """Generate the stubs, or with --check compare them. Exit status 1 if the committed ones are stale."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare only, change nothing")
-    options = parser.parse_args()
+def main(check: bool = False) -> None:
+    """Generate the stubs. check: compare only, change nothing, and exit with 1 if the committed ones are stale."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             generate(Path(folder))
         except SetupError as error:
-            print(f"protos: {error}", file=sys.stderr)
-            return 1
+            sys.exit(f"protos: {error}")
         fresh, committed = read_stubs(Path(folder) / "omnistage" / "v1"), read_stubs(STUBS)
     stale = sorted(name for name in fresh.keys() | committed.keys() if fresh.get(name) != committed.get(name))
-    if options.check:
-        if stale:
-            print(f"stale stubs: {', '.join(stale)}. Run: make protos")
-        return 1 if stale else 0
+    if check:
+        sys.exit(f"stale stubs: {', '.join(stale)}. Run: make protos" if stale else 0)
     for name in stale:
         if name in fresh:
             (STUBS / name).write_bytes(fresh[name])
         else:
             (STUBS / name).unlink()
     print(f"{len(fresh)} stubs, {len(stale)} changed")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    typer.run(main)

@@ -2,7 +2,6 @@
 
     those without torch  |  the others, by several workers  -->  those that need the machine alone  -->  again, what failed
 
-The two parts at the beginning get as much work, by `tests/costs.json`, as they have workers: files without torch can go to the other part.
 All random numbers of a run come from one seed. So a test that runs a second time has the same numbers, and the same drawn cells: a defect
 fails both times, and a test that passes then is flaky. The last line that is printed is `N passed, N failed`.
 """
@@ -26,13 +25,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from tools.costs import LAST, PART, ROOT, RUN, UNKNOWN, Cost, Costs, stored_costs, text_of
+from tools.costs import LAST, PART, ROOT, RUN, Cost, Costs, text_of
 
 SEED = "OMNISTAGE_TEST_SEED"
 TEMPORARY = "PYTEST_DEBUG_TEMPROOT"
-WITHOUT_TORCH = ("client", "cli", "router", "link", "connector", "wire", "house")
-"""Folders whose tests import no torch, which would cost seconds and memory. One process runs them. If it has more than its share, files of
-the last folders go to the workers for the other tests; those of the first ones stay, because they share stacks."""
+WITHOUT_TORCH = ("client", "cli", "router", "link")
+"""Folders whose tests import no torch, which would cost seconds and memory. One process runs them, so they are a quarter of the work, as
+`make test-costs` shows it. They share stacks."""
 WORKERS = 3
 """Workers for the other tests. A third of the time tests wait, so four processes keep two cores busy."""
 MAX_FLAKY = 3
@@ -116,25 +115,6 @@ def message_text(message: str) -> str:
     return "".join(one if one.isprintable() else "?" for one in message[:MAX_MESSAGE_CHARACTERS])
 
 
-def files_to_move(costs: Mapping[str, Cost], files: Iterable[str]) -> list[str]:
-    """The files without torch that must run among the others, so that all workers end at about the same time by these costs. files: all
-    files of tests."""
-    wall_s = {file: costs.get(file, UNKNOWN).wall_s for file in files}
-    light = [file for file in wall_s if _folder(file) in WITHOUT_TORCH]
-    light.sort(key=lambda file: (WITHOUT_TORCH.index(_folder(file)), wall_s[file]))
-    share_s = sum(wall_s.values()) / (WORKERS + 1)
-    light_s, moved = sum(wall_s[file] for file in light), []
-    while light and light_s - wall_s[light[-1]] / 2 > share_s:  # A file moves if that brings the sum nearer to the share.
-        moved.append(light.pop())
-        light_s -= wall_s[moved[-1]]
-    return sorted(moved)
-
-
-def _folder(file: str) -> str:
-    """The folder in tests/ that a file of tests belongs to."""
-    return file.split("/")[1]
-
-
 class Suite:
     """One run of the tests. root: of the repository. form: a key of FORMS. seed: of all random numbers of the run. marks: chooses tests, as
     pytest's -m does; empty: all. pytest_args: further words for pytest. folder: where each part writes how it ended, and the costs of the
@@ -167,7 +147,8 @@ class Suite:
         with (self.folder / "first.log").open("w+b") as log:
             # The output of the first part is shown only after the run, because it would mix with the second part's output.
             first, second = PARALLEL_PARTS
-            words = self._division()
+            # A run of named tests takes them as they are.
+            words = ["--draw-tooling"] if self._form == "short" and not self._pytest_args else []
             try:
                 with self._start(first, words, log) as one, self._start(second, words) as other:
                     statuses = self._wait({first: one, second: other})
@@ -183,17 +164,6 @@ class Suite:
         for cost in result.costs.values():
             cost.form = cost.form if cost.form == PART else self._form
         return result
-
-    def _division(self) -> list[str]:
-        """Words for pytest that divide the tests among the parts. A run of named tests takes them as they are."""
-        if self._pytest_args:
-            return []
-        costs = stored_costs(self.root)
-        files = sorted(path.relative_to(self.root).as_posix() for path in (self.root / "tests").glob("*/**/test_*.py"))
-        if self._form == "short":  # Files that have only long tests cost nothing then.
-            files = [file for file in files if costs.get(file, UNKNOWN).form != "long"]
-        moved = ",".join(files_to_move(costs, files))
-        return [f"--moved={moved}", *(["--draw-tooling"] if self._form == "short" else [])]
 
     def run_again(self, tests: Iterable[str]) -> RunResult:
         """Run these tests alone, one after the other."""
@@ -332,7 +302,9 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     status = judge(suite, result, has_rerun=options.again)
-    (suite.folder / LAST.name).write_text(text_of(result.costs, is_whole=is_whole and not status), encoding="utf-8")
+    if status or not is_whole:
+        result.costs.pop(RUN, None)
+    (suite.folder / LAST.name).write_text(text_of(result.costs), encoding="utf-8")
     if not status:  # The files of a failed run show why it failed.
         suite.tidy()
     return status

@@ -10,13 +10,10 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from tools import apart
 from tools.commands import SetupError, run
-from tools.setup import PICTURES, python_with_pip
+from tools.setup import PICTURES, ROOT, python_with_pip
 
-ROOT = Path(__file__).resolve().parent.parent
 DATE = "1580601600"
 """Time of all files in a wheel, whatever the environment says; hatchling's default."""
 

@@ -22,7 +22,6 @@ UNDRAWN = pytest.StashKey[bool]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--torch", choices=("without", "with"), help="only the folders whose tests import no torch, or only the others")
-    parser.addoption("--moved", default="", help="files of the folders without torch, with commas between, that run among the others")
     parser.addoption("--draw-tooling", action="store_true", help="of the files with tests of tools, run those of one, drawn by the seed")
 
 
@@ -49,18 +48,11 @@ def _is_left_out(path: Path, config: pytest.Config) -> bool:
     tests = config.rootpath / "tests"
     if config.option.torch is not None and tests in path.parents:
         is_light = path.relative_to(tests).parts[0] in WITHOUT_TORCH
-        # The light part imports the moved files and the folders above them too, and so sees that they import no torch.
-        is_moved = any(path == moved or path in moved.parents for moved in _moved(config))
-        if is_light != (config.option.torch == "without") and not (is_light and is_moved):
+        if is_light != (config.option.torch == "without"):
             return True
     expression: str = config.option.markexpr
     asks_for_serial = "serial" in re.findall(r"(?:\bnot )?\w+", expression) and " or " not in expression
     return asks_for_serial and not any(map(_says_serial, path.rglob("test_*.py") if path.is_dir() else [path]))
-
-
-def _moved(config: pytest.Config) -> set[Path]:
-    """The files without torch that run among the others."""
-    return {config.rootpath / file for file in config.option.moved.split(",") if file}
 
 
 def _undrawn(items: list[pytest.Item], config: pytest.Config) -> list[pytest.Item]:
@@ -108,8 +100,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _lengthen(item, config)
     for item in _undrawn(items, config):
         item.stash[UNDRAWN] = True
-    elsewhere = _moved(config) if config.option.torch == "without" else set[Path]()
-    left_out = [item for item in items if _is_left_out(item.path, config) or item.path in elsewhere or UNDRAWN in item.stash]
+    left_out = [item for item in items if _is_left_out(item.path, config) or UNDRAWN in item.stash]
     if left_out:
         gone = {*left_out}
         items[:] = [item for item in items if item not in gone]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tools import near
+from tools.budget import all_files
 from tools.costs import Cost
 from tools.near import BUDGET_S, area_of, choose, import_pattern
 from tools.suite import WORKERS
@@ -18,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def tests() -> set[str]:
-    return {file for file in near.all_files(ROOT) if file.startswith("tests/") and "/test_" in file}
+    return {file for file in all_files(ROOT) if file.startswith("tests/") and "/test_" in file}
 
 
 @pytest.mark.parametrize(
@@ -84,10 +85,9 @@ def commit(root: Path) -> None:
     git(root, "commit", "-q", "-m", "x")
 
 
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[list[str], str]:
+def run(capsys: pytest.CaptureFixture[str], base: str = "", *, show: bool = False) -> tuple[list[str], str]:
     """The files that would run, and the report."""
-    monkeypatch.setattr("sys.argv", ["near", *words])
-    assert near.main() == 0
+    near.main(base, show)
     out, report = capsys.readouterr()
     return out.split(), report
 
@@ -113,31 +113,29 @@ def test_the_base_is_where_the_branch_left_its_upstream(repository: Path) -> Non
     assert near.changed_since(repository, "") == {"docs/page.md"}
 
 
-def test_importers_come_first_and_then_the_area(
-    repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_importers_come_first_and_then_the_area(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (repository / "wire" / "omnistage" / "wire" / "old.py").unlink()
-    files, report = run(capsys, monkeypatch)
+    files, report = run(capsys)
     assert files == ["tests/wire/test_old.py", "tests/wire/test_errors.py"]
     assert "changed (1): wire/omnistage/wire/old.py" in report and "chosen (2): " in report
 
 
-def test_a_deleted_test_is_not_chosen(repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deleted_test_is_not_chosen(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (repository / "tests" / "link" / "test_link.py").unlink()
-    assert "tests/link/test_link.py" not in run(capsys, monkeypatch)[0]
+    assert "tests/link/test_link.py" not in run(capsys)[0]
 
 
-def test_show_runs_nothing(repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_runs_nothing(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (repository / "tests" / "link" / "test_link.py").write_text("x = 1")
     commit(repository)
-    assert run(capsys, monkeypatch) == ([], "changed (0): \nchosen (0): \nleft out (0): \n")
-    assert run(capsys, monkeypatch, "--base", "HEAD~1")[0] == ["tests/link/test_link.py"]
-    assert run(capsys, monkeypatch, "--base", "HEAD~1", "--show")[0] == []
+    assert run(capsys) == ([], "changed (0): \nchosen (0): \nleft out (0): \n")
+    assert run(capsys, "HEAD~1")[0] == ["tests/link/test_link.py"]
+    assert run(capsys, "HEAD~1", show=True)[0] == []
 
 
-def test_an_unknown_base_is_an_error(repository: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["near", "--base", "nowhere"])
-    assert near.main() == 1
+def test_an_unknown_base_is_an_error(repository: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="1"):
+        near.main("nowhere")
     assert "nowhere" in capfd.readouterr().err
 
 

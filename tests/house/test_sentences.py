@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import near
+from tools import budget
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ROOT / "sdk" / "omnistage" / "v1"
@@ -126,7 +126,7 @@ def homonyms(found: dict[str, list[str]]) -> dict[str, list[str]]:
 
 
 def test_no_name_stands_for_two_classes() -> None:
-    files = [file for file in near.all_files(ROOT) if file.endswith(".py") and not file.startswith("sdk/omnistage/v1/")]
+    files = [file for file in budget.all_files(ROOT) if file.endswith(".py") and not file.startswith("sdk/omnistage/v1/")]
     assert len(files) > 500
     assert not homonyms(classes(ROOT, files))
 

@@ -3,9 +3,7 @@ of files."""
 
 from __future__ import annotations
 
-import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -18,7 +16,7 @@ from helpers import command, lengths
 from helpers.meter import CostMeter
 from tools import costs
 from tools.costs import ROOT, Cost
-from tools.suite import WITHOUT_TORCH, WORKERS, FailedTest, RunResult, Suite, defects, end_parts, files_to_move
+from tools.suite import FailedTest, RunResult, Suite, defects, end_parts
 
 SETTINGS = f"""
 [tool.pytest.ini_options]
@@ -106,8 +104,6 @@ def write(tree: Path, files: Mapping[str, str]) -> None:
     for name, text in files.items():
         folder = "link" if name in LIGHT else "engine"
         (tests / folder / f"test_{name}.py").write_text(text)
-    # So that none of them moves to the other part.
-    (tests / "costs.json").write_text(costs.text_of({f"tests/link/test_{name}.py": Cost() for name in LIGHT}))
 
 
 def run(tree: Path, *words: str, **files: str) -> tuple[int, list[str]]:
@@ -218,7 +214,7 @@ def test_a_file_that_cannot_be_imported_is_told_with_the_reason_and_its_costs_ar
     assert status == 1
     (told,) = [line for line in printed if line.startswith("failed: ")]
     assert "tests/engine/test_notes.py" in told and "absent_package" in told
-    assert not json.loads((tmp_path / "build" / "tests" / "costs.json").read_text()).get(costs.WHOLE_KEY)
+    assert costs.RUN not in costs.read(tmp_path / "build" / "tests" / "costs.json")
 
 
 @lengths.TOOLING
@@ -304,9 +300,9 @@ def test_what_fails_at_its_end_has_not_passed_and_counts_once(tmp_path: Path) ->
 def test_what_light_tests_print_is_shown_and_only_a_whole_run_that_passed_makes_a_table(tmp_path: Path) -> None:
     _, printed = run(tmp_path / "light", light="def test_it(): raise ValueError('seen by whoever looks')", notes=NOTES)
     assert [line for line in printed if "seen by whoever looks" in line]
-    assert not json.loads((tmp_path / "light" / "build" / "tests" / "costs.json").read_text()).get(costs.WHOLE_KEY)
+    assert costs.RUN not in costs.read(tmp_path / "light" / "build" / "tests" / "costs.json")
     run(tmp_path / "good", good=GOOD, notes=NOTES)
-    assert json.loads((tmp_path / "good" / "build" / "tests" / "costs.json").read_text())[costs.WHOLE_KEY]
+    assert costs.RUN in costs.read(tmp_path / "good" / "build" / "tests" / "costs.json")
 
 
 def test_of_several_drawn_cells_none_is_the_same(seed: int) -> None:
@@ -327,20 +323,6 @@ def test_tests_that_fail_by_one_fixture_are_one_defect() -> None:
     assert defects(failed) == 1
     failed |= {"b": FailedTest("setup", "tests/x.py::server[1]", "OSError"), "c": FailedTest("call", "", "AssertionError")}
     assert defects(failed) == 3
-
-
-def test_files_move_until_all_workers_have_the_same_work(seed: int) -> None:
-    rng = random.Random(seed)
-    files = {
-        f"tests/{rng.choice([*WITHOUT_TORCH, 'engine', 'models'])}/test_{number}.py": Cost(wall_s=rng.random()) for number in range(400)
-    }
-    files["tests/models/test_large.py"] = Cost(wall_s=100.0)
-    moved = {*files_to_move(files, files)}
-    light = {file for file in files if file.split("/")[1] in WITHOUT_TORCH}
-    assert moved < light
-    one, others = (sum(files[file].wall_s for file in some) for some in (light - moved, files.keys() - light | moved))
-    assert one == pytest.approx(others / WORKERS, abs=2) or not moved
-    assert not files_to_move({file: Cost(wall_s=0.0) for file in light}, [*light, "tests/models/test_unknown.py"])
 
 
 STILL = """
@@ -408,9 +390,8 @@ def test_the_table_of_the_repository_has_all_files_of_tests_but_a_few_new_ones_a
 
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
     table = {"b.py": Cost(2.25, 1.0, 2, 0), "a.py": Cost(10.0, 20.0, 5, 3)}
-    (tmp_path / "costs.json").write_text(costs.text_of(table, is_whole=True))
+    (tmp_path / "costs.json").write_text(costs.text_of(table))
     assert costs.read(tmp_path / "costs.json") == {"a.py": Cost(10.0, 20.0, 5, 3), "b.py": Cost(2.2, 1.0, 2, 0)}
-    assert json.loads((tmp_path / "costs.json").read_text())[costs.WHOLE_KEY] is True
     lines = costs.table_text(table).splitlines()
     assert [line.split()[-1] for line in lines[1:3]] == ["a.py", "b.py"]
 
@@ -429,10 +410,10 @@ def test_only_a_whole_run_becomes_the_table(tmp_path: Path, monkeypatch: pytest.
     costs.TABLE.write_text(costs.text_of({"tests/gone.py": Cost(1.0), here: Cost(1.0), other: Cost(9.0)}))
     costs.LAST.write_text(costs.text_of({here: Cost(3.0)}))
     with pytest.raises(costs.CostsError, match="make test"):
-        costs.write()
-    costs.LAST.write_text(costs.text_of({here: Cost(3.0), other: Cost(0.1, form="part")}, is_whole=True))
-    costs.write()
-    assert costs.read(costs.TABLE) == {here: Cost(3.0), other: Cost(9.0)}
+        costs.store()
+    costs.LAST.write_text(costs.text_of({here: Cost(3.0), other: Cost(0.1, form="part"), costs.RUN: Cost(2.0)}))
+    costs.store()
+    assert costs.read(costs.TABLE) == {here: Cost(3.0), other: Cost(9.0), costs.RUN: Cost(2.0)}
 
 
 def test_a_file_that_a_whole_short_run_leaves_out_has_long_tests_alone() -> None:

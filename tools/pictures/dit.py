@@ -6,7 +6,6 @@ picture is background; an empty caption for a part of the pictures, for guidance
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import math
@@ -15,16 +14,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import torch
+import typer
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, ZImagePipeline, ZImageTransformer2DModel
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Qwen2Tokenizer, Qwen3Config, Qwen3Model
 
-from tools.pictures.scenes import Scene, caption, draw_scene, mask, picture
-from tools.pictures.vae import encode
+from tools.pictures.scenes import Scene, caption, draw_scene
+from tools.pictures.vae import encode, tensors
 
 VOCABULARY = 512
 TEMPLATE = "{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}"
@@ -133,11 +132,10 @@ def draw_encoded(vae: AutoencoderKL, rng: random.Random, count: int) -> tuple[li
     latents, weights = [], []
     for first in range(0, count, 64):
         part = scenes[first : first + 64]
-        pictures = torch.from_numpy(np.stack([picture(scene) for scene in part])).permute(0, 3, 1, 2).float() / 127.5 - 1
+        pictures, shapes = tensors(part)
         with torch.autocast("cpu", torch.bfloat16):
             codes = encode(vae, pictures).float()
         latents.append((codes - vae.config.shift_factor) * vae.config.scaling_factor)
-        shapes = torch.from_numpy(np.stack([mask(scene) for scene in part]))[:, None]
         weights.append(1 + SHAPE_WEIGHT * functional.max_pool2d(functional.max_pool2d(shapes, 8), 3, 1, 1))
     return scenes, torch.cat(latents), torch.cat(weights)
 
@@ -151,9 +149,19 @@ def batches(rng: random.Random, count: int, size: int) -> Iterator[list[int]]:
             yield order[first : first + size]
 
 
-def train(vae_folder: Path, out: Path, minutes: float, size: int, rate: float, seed: int, begin: Path | None, threads: int) -> None:
-    """Train for `minutes` of processor time, and save a running mean of the weights as a pipeline in `out`. size: scenes in a batch. rate:
-    the highest learning rate. begin: a saved pipeline to train further; None: begin with random weights."""
+def train(
+    vae_folder: Path,
+    out: Path,
+    minutes: float = 80,
+    batch: int = 48,
+    rate: float = 1.5e-3,
+    seed: int = 0,
+    begin: Path | None = None,
+    threads: int = 1,
+) -> None:
+    """Train for `minutes` of processor time, and save a running mean of the weights as a pipeline in `out`. batch: number of scenes in one.
+    rate: the highest learning rate. begin: a saved pipeline to train further, with its words; None: begin with random weights. threads:
+    more than one only on a machine that does nothing else, as their time is added up."""
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     rng = random.Random(seed)
@@ -164,7 +172,7 @@ def train(vae_folder: Path, out: Path, minutes: float, size: int, rate: float, s
     print(f"{len(scenes)} scenes, latents mean {latents.mean():.3f} std {latents.std():.3f}", flush=True)
     optimizer = torch.optim.AdamW(painter.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     begin_s, step, printed_s, saved_s, losses = time.process_time(), 0, 0.0, 0.0, []
-    for numbers in batches(rng, len(scenes), size):
+    for numbers in batches(rng, len(scenes), batch):
         done_share = (time.process_time() - begin_s) / 60 / minutes
         if done_share >= 1:
             break
@@ -197,7 +205,7 @@ def train(vae_folder: Path, out: Path, minutes: float, size: int, rate: float, s
             saved_s = time.process_time()
             save(vae, average, out.with_name(out.name + "-part"))
     save(vae, average, out)
-    (out / "training.json").write_text(json.dumps({"steps": step, "batch": size, "cpu_minutes": minutes, "seed": seed}, indent=1) + "\n")
+    (out / "training.json").write_text(json.dumps({"steps": step, "batch": batch, "cpu_minutes": minutes, "seed": seed}, indent=1) + "\n")
 
 
 def save(vae: AutoencoderKL, painter: PainterNet, out: Path) -> None:
@@ -209,14 +217,4 @@ def save(vae: AutoencoderKL, painter: PainterNet, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("vae", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--minutes", type=float, default=80, help="of CPU time")
-    parser.add_argument("--batch", type=int, default=48)
-    parser.add_argument("--rate", type=float, default=1.5e-3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--begin", type=Path, help="a trained pipeline to go on from, with its words and a lower rate")
-    parser.add_argument("--threads", type=int, default=1, help="more only on a machine that does nothing else; their time is added up")
-    options = parser.parse_args()
-    train(options.vae, options.out, options.minutes, options.batch, options.rate, options.seed, options.begin, options.threads)
+    typer.run(train)

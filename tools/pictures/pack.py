@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 from pathlib import Path
+
+import typer
 
 from tools.pictures.scenes import COLOURS, KIND_WORDS, KINDS, OTHER_COLOUR_WORDS
 
@@ -41,6 +42,4 @@ def pack(trained: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("trained", type=Path)
-    pack(parser.parse_args().trained)
+    typer.run(pack)

@@ -6,7 +6,6 @@ nearest to it.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 from collections import Counter
@@ -15,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 
 from tools.pictures.scenes import COLOURS, KINDS, PLACES, RADII, SIDE, Scene, Thing, caption, draw_scene, mask
@@ -108,42 +108,33 @@ def score_pictures(draw: Callable[[str, int], NDArray[np.uint8]], pairs: Sequenc
     return {name: round(right[name] / all_of[name], 3) for name in all_of}
 
 
-def main() -> None:
-    """Draw held-out scenes with a saved model, and print the shares of right parts, for each guidance."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--count", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=16)
-    parser.add_argument("--guidance", type=float, nargs="+", default=[0.0, 1.0, 2.0, 3.0])
-    parser.add_argument("--sheet", type=Path, help="a picture of the first 24")
-    options = parser.parse_args()
-
+def main(folder: Path, count: int = 64, steps: int = 16, guidance: list[float] | None = None, sheet: Path | None = None) -> None:
+    """Draw held-out scenes with a saved model, and print the shares of right parts, for each guidance; the default ones are 0, 1, 2 and 3.
+    sheet: a file for a picture of the first 24."""
     import torch
     from diffusers import ZImagePipeline
 
     torch.set_num_threads(1)
-    pipe = ZImagePipeline.from_pretrained(options.folder, local_files_only=True, use_safetensors=True)
+    pipe = ZImagePipeline.from_pretrained(folder, local_files_only=True, use_safetensors=True)
     pipe.set_progress_bar_config(disable=True)
-    for guidance in options.guidance:
+    for scale in guidance or (0.0, 1.0, 2.0, 3.0):
         pictures = list[NDArray[np.uint8]]()
 
-        def draw(words: str, seed: int, guidance: float = guidance, pictures: list[NDArray[np.uint8]] = pictures) -> NDArray[np.uint8]:
+        def draw(words: str, seed: int, scale: float = scale, pictures: list[NDArray[np.uint8]] = pictures) -> NDArray[np.uint8]:
             noise = torch.Generator().manual_seed(seed)
-            picture = pipe(
-                words, height=SIDE, width=SIDE, num_inference_steps=options.steps, guidance_scale=guidance, generator=noise
-            ).images[0]
+            picture = pipe(words, height=SIDE, width=SIDE, num_inference_steps=steps, guidance_scale=scale, generator=noise).images[0]
             pictures.append(np.asarray(picture))
             return pictures[-1]
 
-        one, two = (score_pictures(draw, scenes(options.count, things, 7)) for things in (1, 2))
-        print(json.dumps({"guidance": guidance, "one": one, "two": two}), flush=True)
-        if options.sheet:
+        one, two = (score_pictures(draw, scenes(count, things, 7)) for things in (1, 2))
+        print(json.dumps({"guidance": scale, "one": one, "two": two}), flush=True)
+        if sheet:
             from PIL import Image
 
-            tiles = [*pictures[:12], *pictures[options.count : options.count + 12]]
-            sheet = np.concatenate([np.concatenate(tiles[first : first + 6], 1) for first in range(0, 24, 6)], 0)
-            Image.fromarray(sheet).save(options.sheet.with_stem(f"{options.sheet.stem}-{guidance:g}"))
+            tiles = [*pictures[:12], *pictures[count : count + 12]]
+            rows = np.concatenate([np.concatenate(tiles[first : first + 6], 1) for first in range(0, 24, 6)], 0)
+            Image.fromarray(rows).save(sheet.with_stem(f"{sheet.stem}-{scale:g}"))
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import random
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+import typer
 from diffusers import AutoencoderKL
 from torch import Tensor
 from torch.nn import functional
 
-from tools.pictures.scenes import SIDE, draw_scene, mask, picture
+from tools.pictures.scenes import SIDE, Scene, draw_scene, mask, picture
 
 CHANNELS = 8
 NOISE = 0.1
@@ -48,12 +49,17 @@ def new_vae() -> AutoencoderKL:
     )
 
 
-def batch(rng: random.Random, count: int, crop: int = 0) -> tuple[Tensor, Tensor]:
+def tensors(scenes: Sequence[Scene]) -> tuple[Tensor, Tensor]:
+    """The pictures of scenes in -1..1, [n, 3, SIDE, SIDE], and their shapes in 0..1, [n, 1, SIDE, SIDE]."""
+    pictures = torch.from_numpy(np.stack([picture(scene) for scene in scenes])).permute(0, 3, 1, 2).float() / 127.5 - 1
+    return pictures, torch.from_numpy(np.stack([mask(scene) for scene in scenes]))[:, None]
+
+
+def draw_batch(rng: random.Random, count: int, crop: int = 0) -> tuple[Tensor, Tensor]:
     """Random pictures in -1..1, [count, 3, side, side], and weights of their pixels, [count, 1, side, side], which are higher at edges.
     Held-out scenes are not among them. crop: side in pixels of a cutout with a shape in it, taken from each picture; 0: whole pictures."""
     scenes = [draw_scene(rng) for _ in range(count)]
-    pictures = torch.from_numpy(np.stack([picture(scene) for scene in scenes])).permute(0, 3, 1, 2).float() / 127.5 - 1
-    shapes = torch.from_numpy(np.stack([mask(scene) for scene in scenes]))[:, None]
+    pictures, shapes = tensors(scenes)
     edges = functional.max_pool2d(shapes, 7, 1, 3) - -functional.max_pool2d(-shapes, 7, 1, 3)
     weights = 1 + EDGE_WEIGHT * edges
     if not crop:
@@ -67,8 +73,8 @@ def batch(rng: random.Random, count: int, crop: int = 0) -> tuple[Tensor, Tensor
     return torch.stack([part for part, _ in parts]), torch.stack([weight for _, weight in parts])
 
 
-def train(out: Path, minutes: float, size: int, rate: float, seed: int) -> None:
-    """Train a VAE for `minutes` of processor time, and save it in `out`. size: whole pictures in a batch. rate: the highest learning
+def train(out: Path, minutes: float = 20, batch: int = 8, rate: float = 2e-3, seed: int = 0) -> None:
+    """Train a VAE for `minutes` of processor time, and save it in `out`. batch: number of whole pictures in one. rate: the highest learning
     rate."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
@@ -83,7 +89,7 @@ def train(out: Path, minutes: float, size: int, rate: float, seed: int) -> None:
     while (done := (time.process_time() - begin_s) / 60 / minutes) < 1:
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1, (step + 1) / 100) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
-        pictures, weights = batch(rng, size) if done > WHOLE_FROM else batch(rng, 2 * size, CROP)
+        pictures, weights = draw_batch(rng, batch) if done > WHOLE_FROM else draw_batch(rng, 2 * batch, CROP)
         pictures = pictures.to(memory_format=torch.channels_last)
         with torch.autocast("cpu", torch.bfloat16, enabled=done < EXACT_FROM):
             codes = vae.encoder(pictures).float()[:, :CHANNELS]
@@ -101,7 +107,7 @@ def train(out: Path, minutes: float, size: int, rate: float, seed: int) -> None:
             printed_s = time.process_time()
             print(f"{step} {100 * done:.0f}% loss {loss.item():.4f} psnr {psnr(vae, rng):.2f} spread {spread.std().item():.2f}", flush=True)
     # The shift and the scale that the pipelines apply, one number of each for all channels.
-    codes = torch.cat([encode(vae, batch(rng, 64)[0]) for _ in range(8)])
+    codes = torch.cat([encode(vae, draw_batch(rng, 64)[0]) for _ in range(8)])
     vae.register_to_config(shift_factor=round(codes.mean().item(), 4), scaling_factor=round(1 / codes.std().item(), 4))
     vae.save_pretrained(out)
     score = {"steps": step, "cpu_minutes": minutes, "psnr_db": round(psnr(vae, random.Random(seed + 1), 256, held_out=True), 2)}
@@ -119,19 +125,11 @@ def encode(vae: AutoencoderKL, pictures: Tensor) -> Tensor:
 @torch.no_grad()
 def psnr(vae: AutoencoderKL, rng: random.Random, count: int = 32, held_out: bool = False) -> float:
     """How well random pictures come through the VAE: PSNR in dB, mean over `count` pictures."""
-    scenes = [draw_scene(rng, held_out) for _ in range(count)]
-    pictures = torch.from_numpy(np.stack([picture(scene) for scene in scenes])).permute(0, 3, 1, 2).float() / 127.5 - 1
+    pictures, _ = tensors([draw_scene(rng, held_out) for _ in range(count)])
     decoded = vae.decode(encode(vae, pictures)).sample.clamp(-1, 1)
     wrong = (decoded - pictures).square().flatten(1).mean(1) / 4  # Over the square of the range of values, -1 to 1.
     return float((-10 * wrong.clamp(min=1e-8).log10()).mean())
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--minutes", type=float, default=20, help="of CPU time")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--rate", type=float, default=2e-3)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    train(options.out, options.minutes, options.batch, options.rate, options.seed)
+    typer.run(train)

@@ -46,7 +46,5 @@ async def answer(url: str, model: str, question: str) -> bytes:
 
 
 with wave.open("answer.wav", "wb") as file:
-    file.setnchannels(1)
-    file.setsampwidth(2)
-    file.setframerate(RATE_HZ)
+    file.setparams((1, 2, RATE_HZ, 0, "NONE", ""))
     file.writeframes(asyncio.run(answer(*sys.argv[1:])))
