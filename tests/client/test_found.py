@@ -165,6 +165,19 @@ async def test_who_is_trusted_is_asked_with_every_connection(toy_address: str) -
         await routers.close()
 
 
+async def test_one_that_another_user_takes_over_is_asked_no_more(serving: str, looking: pytest.MonkeyPatch) -> None:
+    """Between the look and the call of the look, and between the look and the first call."""
+    trusted = [True, False, True, True, False]
+    looking.setattr(connection, "is_router_ours", lambda address: trusted.pop(0))
+    assert await find_router() is None
+    found = Connection(StackPlan())
+    try:
+        with pytest.raises(UnavailableError, match="another user of this machine"):
+            await found.connect(5, None)
+    finally:
+        await found.disconnect()
+
+
 @pytest.mark.parametrize("need", [ASKED, DRAWN], ids=["asked", "drawn"])
 def test_a_command_asks_it_whatever_is_asked(serving: str, need: Need) -> None:
     """It decides; nobody starts a second stack beside it."""

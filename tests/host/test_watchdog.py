@@ -319,3 +319,13 @@ def test_where_the_kernel_counts_no_waits_whoever_runs_may_wait_for_a_cpu(monkey
     helper = threading.Thread(target=compute_for_long)
     helper.start()
     assert_left_alone(helper.join)
+
+
+def test_the_time_before_the_first_look_that_can_measure_a_thread_counts_for_no_step() -> None:
+    activity = Activity("worker")
+    activity.enter()
+    activity.begin()
+    judge = watchdog._Judge(activity)
+    look = watchdog._Look({threading.get_native_id(): watchdog._Use("S", 0.0, 0.0)}, counted_s=IDLE_S, idle_s=IDLE_S)
+    assert judge.judge(look) == ""
+    assert judge.judge(look) == f"it has work and used no CPU for {IDLE_S:.1f} s"

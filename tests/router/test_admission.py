@@ -85,14 +85,16 @@ async def test_who_goes_away_while_waiting_leaves_nothing():
 
 
 async def test_a_client_that_stalls_loses_its_place_to_one_that_waits_and_keeps_it_else():
-    admission = house(2)
+    admission = house(3)
     async with asyncio.timeout(30), AsyncExitStack() as places:
-        stalling, reading = [await places.enter_async_context(admission.place(Client("me"))) for _ in range(2)]
-        stalling.writing_since = time.monotonic() - STALLED_S
+        stalling, stalling_later, reading = [await places.enter_async_context(admission.place(Client("me"))) for _ in range(3)]
+        stalling.writing_since, stalling_later.writing_since = time.monotonic() - 2 * STALLED_S, time.monotonic() - STALLED_S
         await asyncio.sleep(0)
         assert not stalling.taken_back.done(), "nobody waits"
         other = await waits(admission, "other")
         await stalling.taken_back
+        admission._take_back()
+        assert not stalling_later.taken_back.done(), "the place that is ending is for the one who waits"
         assert not reading.taken_back.done()
         other.cancel()
         await asyncio.wait({other})

@@ -110,6 +110,23 @@ async def test_who_half_closes_gives_no_more(given: int, reason: str):
             assert refusal(told.value).reason == reason and "too little room for audio" in refusal(told.value).message
 
 
+async def test_what_the_client_has_whole_needs_no_room():
+    """It asks for the rest of an answer, of which it has all sound."""
+    async with house() as stack:
+        answer = await ConverseStream(stack.stub).turn(question(1))
+        ends = {port: chunks[-1] for port, chunks in answer.chunks.items()}
+        rest = question(1)
+        rest.resume.positions.extend(
+            stage_pb2.Position(port=port, seq=end.seq + 1, first=end.first + end.count, ended=True) for port, end in ends.items()
+        )
+        rest.resume.history.extend(answer.of("text"))
+        conversation = ConverseStream(stack.stub)
+        await conversation.send(credit=sound(0))
+        await conversation.send(turn=rest)
+        await conversation.call.done_writing()
+        assert not [event async for event in conversation.events() if event.HasField("chunk")]
+
+
 async def test_who_gives_no_room_loses_its_place_to_one_who_waits():
     async with house(max_sessions=1) as stack:
         conversation = ConverseStream(stack.stub)

@@ -21,6 +21,7 @@ from helpers.stage import EXHAUSTED, INVALID, PRECONDITION, ROWS, Stage, chunk, 
 from omnistage.models.interface import TextRequest
 from omnistage.models.toy import formulas
 from omnistage.models.toy.stages import ToyOptions, ToyThinker
+from omnistage.stage.telemetry import Meter
 from omnistage.thinker.stage import ThinkerStage
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 from omnistage.wire.errors import StageError
@@ -292,3 +293,10 @@ async def test_a_session_whose_stage_behind_does_not_answer_and_that_is_opened_a
         newer = await stage.begin(session_id="same", attempts=[1])
         await older.expect("SUPERSEDED", grpc.StatusCode.ABORTED)
         (await newer.finish()).check_whole(["text", "hidden"])
+
+
+def test_a_session_without_output_took_no_time_to_its_first_one() -> None:
+    meter = Meter(["text"], lambda port, count: None)
+    meter.opened()
+    report = meter.report(stage_pb2.STAGE_KIND_THINKER, "127.0.0.1:1", {}, 0)
+    assert report.first_output.ToNanoseconds() == report.total.ToNanoseconds() == 0

@@ -117,6 +117,8 @@ def test_a_request_is_one_tree_below_the_span_of_its_client(told: TracedChain) -
         assert span.attributes["omnistage.replica"] == running.addresses[span.name]
         assert span.attributes["omnistage.session_id"] == root.attributes["omnistage.session_id"]
         assert span.resource["process.pid"] == running.stages[span.name].pid
+    for producer, reader in pairwise(found[1:]):
+        assert spans.below(producer)["prefill"].ended_ns <= spans.below(reader)["prefill"].begun_ns, "it reads when its input comes"
     assert running.router is not None
     (line,) = [line for line in lines(running.router, "answer.done") if line["request_id"] == "r-1"]
     assert line["trace_id"] == TRACE

@@ -189,6 +189,14 @@ async def test_a_picture_is_read_once_for_all_who_ask_in_a_scope(reader: MediaRe
     assert encoder.passes == 2 and torch.equal(other.rows, same[0].rows) and other.digest != same[0].digest
 
 
+async def test_a_bad_picture_is_read_once_for_all_who_ask_meanwhile(reader: MediaReader, seed: int) -> None:
+    """Another picture, said to have the same digest, would be read if the second one were."""
+    pictures = (b"no picture", media_files.picture(seed, 60, 80))
+    media = [reader.medium(Media("image/png", data), data, bytes(32), scope="", client="one") for data in pictures]
+    first, second = await asyncio.gather(*(reader.features(medium, 1000) for medium in media), return_exceptions=True)
+    assert isinstance(first, BadMedia) and isinstance(second, BadMedia) and str(first) == str(second)
+
+
 async def test_what_there_is_no_room_for_is_refused_for_that_request_alone(reader: MediaReader, seed: int) -> None:
     data = media_files.picture(seed, 60, 80)
     for _ in range(2):  # Before it was read, and when its rows are there.
