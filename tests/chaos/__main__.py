@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.table import Table
 
 from chaos import checks
+from chaos.checks import ALLOWED_BYTES, MemoryOfHouse
 from chaos.clients import ANSWERED, CANCELLED, WRONG, ClientLoad, Outcome
 from chaos.house import MOUNT, MOUNT_BYTES, House, house
-from chaos.memory import ALLOWED_BYTES, MemoryOfHouse
 from chaos.plan import Disturbance, plan
 from helpers.processes import MARK, ProcessFamily
 

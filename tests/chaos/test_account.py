@@ -10,7 +10,7 @@ import pytest
 
 from chaos import checks
 from chaos.answers import Collected, EventsOfAnswer
-from chaos.memory import ALLOWED_BYTES, MemoryOfHouse, MemorySample
+from chaos.checks import ALLOWED_BYTES, MemoryOfHouse, MemorySample
 from chaos.plan import ENDS, Action, is_spared, plan
 from chaos.questions import LIVE, LookingQuestion, Question, SpeechQuestion, WrongAnswer
 from omnistage.client import AudioChunk, TextDelta

@@ -125,7 +125,7 @@ async def test_an_answer_goes_on_after_every_token(thinker: SmolThinker, samplin
 
 @lengths.long_form(
     "models/test_answer.py::test_an_answer_goes_on_with_the_rows_that_it_would_have_had",
-    "engine/test_detokenizer.py::test_what_may_begin_a_stop_string_is_held_back_and_given_out_when_it_does_not",
+    "engine/test_constraint.py::test_what_may_begin_a_stop_string_is_held_back_and_given_out_when_it_does_not",
 )
 @EACH
 @lengths.rounds(4, 1000)

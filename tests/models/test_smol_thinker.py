@@ -154,7 +154,7 @@ async def test_what_it_cannot_do_is_refused_by_field(thinker: SmolThinker, reque
 @lengths.long_form(
     "engine/test_constraint.py::test_only_what_is_allowed_is_said_and_free_answers_beside_it_are_the_same",
     "engine/test_constraint.py::test_a_constraint_that_leads_nowhere_ends_its_answer_and_no_other",
-    "system/test_chat_over_http.py::test_tokens_are_told_with_their_texts_and_how_likely_they_were",
+    "system/test_films_over_http.py::test_tokens_are_told_with_their_texts_and_how_likely_they_were",
 )
 async def test_kept_answers_stand_beside_free_ones_and_change_nothing_of_them(thinker: SmolThinker) -> None:
     """With log probabilities, of which the first is that of the token itself where the likeliest one was drawn from all."""

@@ -232,7 +232,7 @@ def test_a_question_over_http_is_answered_as_over_grpc(stack: Containers) -> Non
 
 
 @lengths.long_form(
-    "router/test_names.py::test_replicas_come_and_go_with_the_addresses_of_their_name",
+    "router/test_starting.py::test_replicas_come_and_go_with_the_addresses_of_their_name",
     "system/test_compose.py::test_an_answer_is_whole_when_its_talker_is_killed_in_the_middle_and_the_talker_comes_back",
 )
 def test_both_talkers_are_found_by_their_name_and_both_work(stack: Containers) -> None:
@@ -261,7 +261,7 @@ def test_a_client_inside_the_network_gets_an_answer(stack: Containers) -> None:
 
 @lengths.long_form(
     "system/test_omni_speech.py::test_text_codes_and_sound_are_those_of_transformers",
-    "house/test_containers.py::test_every_stage_is_built_as_its_kind",
+    "house/test_tree.py::test_every_stage_is_built_as_its_kind",
     unkept="The containers of the profile of Qwen2.5-Omni start and answer.",
 )
 def test_qwen2_5_omni_speaks_in_its_profile(stack: Containers, omni_checkpoint: Path) -> None:
@@ -302,7 +302,7 @@ def test_an_answer_is_whole_when_its_talker_is_killed_in_the_middle_and_the_talk
     "system/test_host.py::test_sigterm_lets_a_running_session_end_and_refuses_a_new_one",
     "router/test_sharing.py::test_a_draining_router_finishes_and_refuses",
     "gateway/test_disconnect.py::test_a_gateway_that_is_told_to_end_lets_answers_end",
-    "house/test_containers.py::test_a_server_has_time_to_drain_and_comes_back_when_it_dies",
+    "house/test_tree.py::test_a_server_has_time_to_drain_and_comes_back_when_it_dies",
 )
 def test_a_stop_lets_a_running_answer_end_and_every_server_drains(stack: Containers, undisturbed: dict[str, Any]) -> None:
     (router,) = stack.of("router")

@@ -98,7 +98,7 @@ async def test_say_speaks_exactly_this_text(address: str) -> None:
 @lengths.long_form(
     "router/test_front.py::test_odd_texts_get_an_answer",
     "models/test_smol_thinker.py::test_a_huge_prompt_is_refused_and_the_short_ones_beside_it_go_on",
-    "models/test_talker.py::test_nothing_to_say_ends_properly",
+    "models/test_voice.py::test_nothing_to_say_ends_properly",
 )
 @pytest.mark.parametrize(
     "text", ["🙂🙂🙂", "word " * 600, "word " * 9000, "日本語だけ", "# Title\n\n- one\n- two\n\n```\ncode\n```", "\x00\x01", "a"]
@@ -117,7 +117,7 @@ async def test_strange_texts_are_answered_or_refused_with_a_reason_and_the_next_
 @lengths.long_form(
     "system/test_cancel.py::test_cancels_at_random_moments",
     "engine/test_engine.py::test_thousands_of_cancels_free_every_page_and_none_reads_a_freed_one",
-    "models/test_talker.py::test_cancel_at_any_moment_leaves_nothing_queued",
+    "models/test_voice.py::test_cancel_at_any_moment_leaves_nothing_queued",
     "models/test_code2wav.py::test_cancel_at_any_moment_leaves_nothing_queued",
 )
 @lengths.rounds(20, 60)

@@ -23,7 +23,7 @@ from omnistage.v1 import omni_pb2
 pytestmark = lengths.long_form(
     "models/test_arithmetic_models.py::test_text_prompt_rows_and_reply_rows_are_those_of_the_engine",
     "models/test_arithmetic_models.py::test_speech_starves_until_its_next_row_comes",
-    "router/test_omni_chain.py::test_a_stage_that_is_lost_in_mid_speech_leaves_no_gap",
+    "router/test_chain.py::test_a_stage_that_is_lost_in_mid_speech_leaves_no_gap",
     "engine/test_engine.py::test_prompts_that_begin_alike_share_pages",
     "router/test_sharing.py::test_two_keys_share_no_prompts_that_were_computed_and_no_key_is_told",
 )

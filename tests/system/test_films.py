@@ -20,8 +20,8 @@ from helpers.servers import stage_flags
 
 pytestmark = [
     lengths.long_form(
-        "router/test_omni_chain.py::test_a_film_maker_that_is_lost_in_mid_film_leaves_no_gap",
-        "router/test_omni_chain.py::test_a_drawing_that_is_lost_between_steps_goes_on_with_all_that_its_sampler_remembers",
+        "router/test_chain.py::test_a_film_maker_that_is_lost_in_mid_film_leaves_no_gap",
+        "router/test_chain.py::test_a_drawing_that_is_lost_between_steps_goes_on_with_all_that_its_sampler_remembers",
         "models/diffusers/test_wan_model.py::test_a_film_goes_on_from_what_was_kept_with_the_same_bits",
         "models/diffusers/test_film_files.py::test_who_has_some_of_a_film_gets_the_rest_of_its_file",
         "models/diffusers/test_stable_audio.py::test_a_sound_goes_on_from_what_was_kept_with_the_same_bits",

@@ -230,7 +230,7 @@ async def check_eight(address: str, omni_family: OmniFamily, seed: int) -> None:
 
 
 @lengths.long_form(
-    "router/test_omni_chain.py::test_a_stage_that_is_lost_in_mid_speech_leaves_no_gap",
+    "router/test_chain.py::test_a_stage_that_is_lost_in_mid_speech_leaves_no_gap",
     "models/qwen2_5_omni/test_thinker.py::test_it_goes_on_after_any_token",
     "models/qwen2_5_omni/test_talker.py::test_it_goes_on_after_any_code",
     "models/qwen2_5_omni/test_code2wav.py::test_sound_goes_on_in_what_would_be_the_next_window",
@@ -268,7 +268,7 @@ async def test_two_of_them_are_killed_one_after_the_other(house: Fleet, omni_fam
 
 @lengths.long_form(
     "system/test_frozen.py::test_a_frozen_replica_is_left_and_the_answer_goes_on",
-    "router/test_omni_chain.py::test_a_stage_that_is_lost_in_mid_speech_leaves_no_gap",
+    "router/test_chain.py::test_a_stage_that_is_lost_in_mid_speech_leaves_no_gap",
 )
 @lengths.one_or_all("kind", KINDS)
 async def test_the_event_loop_of_one_of_them_hangs(house: Fleet, omni_family: OmniFamily, whole: WholeSpeech, kind: str, seed: int) -> None:

@@ -34,7 +34,7 @@ pytestmark = [
         "router/test_converse.py::test_a_thinker_that_is_lost_while_it_is_sent_a_film",
         "cli/test_attached.py::test_a_film_that_is_larger_than_a_request_is_streamed",
         "models/contract/test_contract.py::test_contract_of_a_slow_model",
-        "router/test_omni_chain.py::test_prompt_rows_of_megabytes_go_down_in_pieces",
+        "router/test_chain.py::test_prompt_rows_of_megabytes_go_down_in_pieces",
     )
 ]
 

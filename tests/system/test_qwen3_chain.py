@@ -30,7 +30,7 @@ pytestmark = [
         "system/test_lost_router.py::test_the_rest_of_an_answer_comes_from_the_next_router",
         "gateway/test_chat.py::test_text_and_samples_are_those_over_grpc",
         "gateway/test_chat.py::test_what_an_earlier_sound_said_stands_for_its_id",
-        "system/test_chat_over_http.py::test_a_text_keeps_to_a_schema",
+        "system/test_films_over_http.py::test_a_text_keeps_to_a_schema",
     )
 ]
 
