@@ -28,8 +28,7 @@ from rich.table import Table
 from chaos import checks
 from chaos.checks import ALLOWED_BYTES, MemoryOfHouse
 from chaos.clients import ANSWERED, CANCELLED, WRONG, ClientLoad, Outcome
-from chaos.house import MOUNT, MOUNT_BYTES, House, house
-from chaos.plan import Disturbance, plan
+from chaos.house import MOUNT, MOUNT_BYTES, Disturbance, House, house, plan
 from helpers.processes import MARK, ProcessFamily
 
 CLIENTS = 8

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from chaos import checks
-from chaos.answers import Collected, EventsOfAnswer
 from chaos.checks import ALLOWED_BYTES, MemoryOfHouse, MemorySample
-from chaos.plan import ENDS, Action, is_spared, plan
-from chaos.questions import LIVE, LookingQuestion, Question, SpeechQuestion, WrongAnswer
+from chaos.house import ENDS, Action, is_spared, plan
+from chaos.questions import LIVE, Collected, EventsOfAnswer, LookingQuestion, Question, SpeechQuestion, WrongAnswer
 from omnistage.client import AudioChunk, TextDelta
 from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, omni_pb2

@@ -153,7 +153,7 @@ def test_two_streams_of_one_arena_do_not_touch_each_other(arena: Arena, make_pai
     assert (kept.array == 2).all()
 
 
-@lengths.long_form("connector/test_soak.py::test_transfers_leave_memory_files_and_descriptors_as_they_were")
+@lengths.long_form("connector/test_two_processes.py::test_transfers_leave_memory_files_and_descriptors_as_they_were")
 def test_100_000_tensors_take_no_more_memory_than_one(arena: Arena, make_pair) -> None:
     pair = make_pair(arena=arena)
     array = np.zeros(2000, np.int32)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from helpers import command, lengths
-from helpers.meter import CostMeter
+from helpers.outcomes import CostMeter
 from tools import costs
 from tools.costs import ROOT, Cost
 from tools.suite import FailedTest, RunResult, Suite, defects, end_parts

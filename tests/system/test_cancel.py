@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -16,6 +19,7 @@ import pytest
 from helpers import lengths
 from helpers.ask import ask, read, read_all, refusal, request
 from helpers.memory import files_of, left_of
+from helpers.processes import open_files
 from helpers.run import PLENTY, code_chunks, open_of, params
 from helpers.servers import (
     ServerProcess,
@@ -27,6 +31,7 @@ from helpers.servers import (
     stack,
     stage_flags,
     stage_stub,
+    toy_logic,
     watch_until,
 )
 from omnistage.link.replay import MAX_UNSENT, MAX_UNSENT_CODES
@@ -34,6 +39,7 @@ from omnistage.models.interface import Piece, TensorRows, TextPiece, TextRequest
 from omnistage.models.toy import formulas
 from omnistage.models.toy.stages import ToyOptions, ToyThinker
 from omnistage.router.answer import WINDOW as CLIENT_WINDOW
+from omnistage.stage import server as stage_server
 from omnistage.stage.inputs import CODES_WINDOW, WINDOW
 from omnistage.thinker.stage import ThinkerStage
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2, stage_pb2_grpc
@@ -203,3 +209,58 @@ async def test_the_thinker_stops_the_client_is_cancelled_and_the_others_do_not_n
 
         (await ask(stub, request("next", 9))).check_toy(9, "next", samples_per_frame=SAMPLES)
         await all_free(stages)
+
+
+LEASE_OPTIONS = {"max_chunk": 1, "width": 4096, "interval_s": 0.005}
+ENDLESS = {"max_tokens": 20000, "ignore_eos": True}
+SHARED = ["--inline-limit", "0"]
+
+
+async def test_a_killed_stage_gives_its_leases_back_long_before_the_grace(tmp_path: Path) -> None:
+    """The Talker is stopped, so that it holds rows, and killed then. The wait for a free Thinker is shorter than the grace of 30 s."""
+    with stack(tmp_path, options=LEASE_OPTIONS, stage_args=SHARED) as running:
+        thinker, talker = running.stages["thinker"], running.stages["talker"]
+        async with omni_stub(running.address) as stub:
+            call = stub.Generate(request("hello", 1, thinker=ENDLESS), timeout=60)
+            await read(call)
+            await read(call)
+            os.kill(talker.pid, signal.SIGSTOP)
+            await watch_until(thinker.address, lambda report: report.leases > 20)
+            os.kill(talker.pid, signal.SIGKILL)
+            with pytest.raises(grpc.aio.AioRpcError) as failed:
+                async for _ in read_all(call):
+                    pass
+            assert refusal(failed.value).reason == "STAGE_LOST"
+            await all_free([thinker.address, running.addresses["code2wav"]])
+
+
+@pytest.mark.serial
+def test_a_stage_removes_at_its_start_what_a_killed_one_left(tmp_path: Path) -> None:
+    with ServerProcess("omnistage.thinker", *stage_flags(), log_folder=tmp_path) as first:
+        first.wait_ready()
+        (live,) = [Path(target) for _, target in open_files(first.pid) if target.endswith("-live")]
+        first.process.kill()
+        first.process.wait()
+    assert live.exists()
+    os.utime(live, (1, 1))  # a sweep leaves files of the last seconds alone
+    with ServerProcess("omnistage.thinker", *stage_flags(), log_folder=tmp_path) as second:
+        second.wait_ready()
+        assert not list(live.parent.glob(f"{live.name.removesuffix('live')}*"))
+
+
+def orphan_is_swept() -> bool:
+    """Leave what a killed producer leaves, and wait for its end, a bounded time."""
+    orphan = Path(f"/dev/shm/omnistage-{os.urandom(16).hex()}-live")
+    orphan.touch(mode=0o600)
+    os.utime(orphan, (1, 1))
+    deadline = time.monotonic() + 30.0
+    while orphan.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not orphan.exists()
+
+
+@pytest.mark.serial
+async def test_a_stage_that_runs_sweeps_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage_server, "SWEEP_PERIOD_S", 0.02)
+    async with local_stage(toy_logic("thinker")):
+        assert await asyncio.to_thread(orphan_is_swept)

@@ -151,7 +151,7 @@ def test_sound_is_as_long_as_it_was_asked_for(url: str) -> None:
 
 @lengths.long_form(
     "gateway/test_videos.py::test_it_is_read_while_it_is_made",
-    "models/media/test_film_in_browser.py::test_a_film_plays_while_it_grows",
+    "models/media/test_film_file.py::test_a_film_plays_while_it_grows",
     unkept="The page itself shows a film that grows.",
 )
 @needs_chromium

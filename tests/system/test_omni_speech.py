@@ -133,7 +133,7 @@ async def test_the_first_sound_comes_while_text_is_being_written(chain: Fleet, o
 @lengths.long_form(
     "models/qwen3_omni/test_causal_code2wav.py::test_the_first_sound_needs_one_frame",
     "models/speech/test_schedule.py::test_who_waits_as_told_never_runs_dry",
-    "stage/test_listener.py::test_sound_that_is_made_late_is_counted",
+    "stage/test_resampling.py::test_sound_that_is_made_late_is_counted",
 )
 async def test_a_player_is_told_how_long_to_wait(whole: WholeSpeech) -> None:
     """With the first sound; and the account says whether who waited so had something to play at any time, as it says itself."""
