@@ -1,4 +1,5 @@
-"""The load: clients of many kinds that ask one question after another, and what became of each."""
+"""The load: clients of many kinds that ask one question after another, or stream media in conversations of two turns, and what became of
+each."""
 
 from __future__ import annotations
 

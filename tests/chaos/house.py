@@ -1,4 +1,5 @@
-"""The processes under attack: replicas of every toy stage and a router, what is done to them, and when they were in trouble."""
+"""The plan of a run, a function of the seed alone, and the processes under attack: replicas of every toy stage and a router, what is done
+to them, and when they were disturbed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The questions, and the right values of every part of an answer: text, sound and pictures by the formulas of the toy models."""
+"""The questions, the right values of every part of an answer by the formulas of the toys, and the check of what comes back, chunk by
+chunk."""
 
 from __future__ import annotations
 

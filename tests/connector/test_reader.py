@@ -1,4 +1,5 @@
-"""The reading side: which memory it maps, for how long, and which it refuses to map."""
+"""The reading side: which memory it maps, for how long, and which it refuses to map. For any message of a peer the reader gets the right
+bytes or a typed error."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""The promises of every transport; each test runs on all transports."""
+"""The promises of every transport; each test runs on all transports. Tensors in parts: which orders and sizes are right."""
 
 import gc
 import itertools

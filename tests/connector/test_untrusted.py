@@ -1,5 +1,5 @@
-"""Senders that are not trusted. Only memory of our own user is mapped, because the owner of a file can cut it short, which kills the
-processes that have it mapped. A reader that copies gets bytes or a typed error, never a signal, whatever the sender does to its files."""
+"""Senders that are not trusted: only memory of our own user is mapped. The handshake: shared memory is used only where the reader has shown
+the bytes of the probe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Answers under a constraint: nothing else is drawn, beside free answers and after every break, and an end comes only where it may."""
+"""Answers under a constraint: nothing else is drawn, beside free answers and after every break, and an end comes. Text comes out as soon as
+it is final, never sooner, and never beyond a stop string."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ async def test_who_reads_nothing_at_all_loses_the_connection(fast: servers.Serve
 
 @lengths.long_form(
     "router/test_sharing.py::test_a_client_that_does_not_read_loses_its_place_to_one_that_waits",
-    "system/test_cancel.py::test_the_thinker_stops_the_client_is_cancelled_and_the_others_do_not_notice",
+    "system/test_chain.py::test_the_thinker_stops_the_client_is_cancelled_and_the_others_do_not_notice",
     unkept="the gateway tells why the stream was cut off",
 )
 async def test_the_router_gives_up_who_does_not_listen(fast: servers.ServerProcesses, tmp_path: Path) -> None:

@@ -30,7 +30,10 @@ from tools.costs import PART, Cost, Costs
 
 
 class CostMeter:
-    """A plugin of pytest: measures in every worker, and adds up in the process that leads them."""
+    """A plugin of pytest: measures what the files of tests cost, in every worker, and adds up in the process that leads them.
+
+    A test is not charged for what belongs to the whole run, because that would fall on whichever test comes first or last: fixtures of the
+    session, the end of the last test, with which they end, and the imports of modules."""
 
     def __init__(self) -> None:
         self.costs: Costs = {}

@@ -1,4 +1,5 @@
-"""Connections on which nobody asks anything: as many as a server may have descriptors, from somebody who needs no token for that."""
+"""Connections on which nobody asks anything, as many as a server may have descriptors; and one client that opens more calls than a router
+takes, and leaves them: another one is answered."""
 
 from __future__ import annotations
 

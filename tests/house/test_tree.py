@@ -1,4 +1,5 @@
-"""Things that must never lie in the tree, and things that the documents must keep saying."""
+"""Things that must never lie in the tree, things that the documents must keep saying, and rules for the container files: layers in common,
+and room for a drain. A stack in containers is in tests/system/test_compose.py."""
 
 from __future__ import annotations
 

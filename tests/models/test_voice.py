@@ -1,4 +1,5 @@
-"""The voice against the original it was converted from, and against an ear."""
+"""The default Talker and its voice: rows that depend on the text alone, and sound beside the original it was converted from, and by an
+ear."""
 
 from __future__ import annotations
 

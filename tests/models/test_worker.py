@@ -1,4 +1,5 @@
-"""The compute thread: order, fairness, cancelling; and one thing that is made while another is looked at."""
+"""The compute thread: order, fairness, cancelling; one thing that is made while another is looked at. The memory and the cores that a
+process takes."""
 
 from __future__ import annotations
 

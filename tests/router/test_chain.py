@@ -1,5 +1,5 @@
-"""A toy chain behind its router: text that a stop string cuts off is not spoken, stages tell facts to the client, a request for
-text computes no rows. With credentials of TLS, which only tests have, it answers nobody who does not speak TLS."""
+"""Chains behind their router: toys, whose text that a stop string cuts off is not spoken; and a whole omni chain that is asked with
+pictures, sounds and films."""
 
 from __future__ import annotations
 

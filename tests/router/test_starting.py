@@ -1,5 +1,5 @@
-"""Pipelines become ready one by one: a request for one that is not is refused, with when to ask again; the others answer. A router that is
-started beside its stages looks for them when it is told to."""
+"""Pipelines become ready one by one: a request for one that is not is refused, with when to ask again. Replicas that are found under a name
+come and go with its addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A session sends its chunks in order, one message at a time, and small chunks together where the stream is slower than their maker."""
+"""A session sends its chunks in order, one message at a time, and small chunks together where the stream is slow. Rows keep their element
+type, or are rounded as torch does it, and go out in bounded pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Sound at another rate: soxr of the whole, however the model's sound came and wherever a session goes on."""
+"""Code2Wav's stage: sound at another rate is soxr of the whole, however the model's sound came; the listener that it imagines counts the
+sound that came too late, and no pause of the listener."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from helpers import lengths
 
 pytestmark = lengths.long_form(
     "chaos/test_account.py::test_a_wrong_answer_is_seen",
-    "system/test_resume.py::test_a_stage_is_killed",
+    "system/test_storm.py::test_a_stage_is_killed",
     "system/test_frozen.py::test_a_frozen_replica_is_left_and_the_answer_goes_on",
     unkept="Mixed load is answered rightly while processes of every kind are killed, stopped and started again.",
 )

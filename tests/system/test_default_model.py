@@ -115,7 +115,7 @@ async def test_strange_texts_are_answered_or_refused_with_a_reason_and_the_next_
 
 
 @lengths.long_form(
-    "system/test_cancel.py::test_cancels_at_random_moments",
+    "system/test_chain.py::test_cancels_at_random_moments",
     "engine/test_engine.py::test_thousands_of_cancels_free_every_page_and_none_reads_a_freed_one",
     "models/test_voice.py::test_cancel_at_any_moment_leaves_nothing_queued",
     "models/test_code2wav.py::test_cancel_at_any_moment_leaves_nothing_queued",

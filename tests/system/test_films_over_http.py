@@ -1,4 +1,5 @@
-"""Films of Wan and sound of Stable Audio, of small checkpoints with random weights, over HTTP and on the page."""
+"""Products over HTTP and on the page that only real models show: films of Wan and sound of Stable Audio, how likely tokens were, texts that
+follow a constraint."""
 
 from __future__ import annotations
 

@@ -250,7 +250,7 @@ async def test_one_of_them_is_killed(house: Fleet, omni_family: OmniFamily, whol
 
 
 @lengths.long_form(
-    "system/test_resume.py::test_a_second_kill_hits_the_resume",
+    "system/test_storm.py::test_a_second_kill_hits_the_resume",
     "link/test_chain.py::test_a_stage_of_each_kind_is_killed_one_after_the_other",
 )
 async def test_two_of_them_are_killed_one_after_the_other(house: Fleet, omni_family: OmniFamily, whole: WholeSpeech, seed: int) -> None:

@@ -98,7 +98,7 @@ async def test_a_picture_is_the_one_that_diffusers_draws(house: Fleet, seed: int
 
 @lengths.long_form(
     "models/diffusers/test_pipelines.py::test_a_picture_is_that_of_the_pipeline",
-    "models/diffusers/test_edited_pictures.py::test_a_photo_of_any_size_is_resized_once_as_the_pipeline_does_it",
+    "models/diffusers/test_own_options.py::test_a_photo_of_any_size_is_resized_once_as_the_pipeline_does_it",
 )
 async def test_an_edited_picture_is_the_one_that_diffusers_draws(house: Fleet, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Diffusers makes what it edits as large as a million pixels; here it is told to be content with as few as the stage."""

@@ -223,7 +223,7 @@ async def test_a_stack_of_the_command_gives_its_servers_the_collector_and_the_in
 
 
 @lengths.long_form(
-    "system/test_resume.py::test_a_stage_is_killed",
+    "system/test_storm.py::test_a_stage_is_killed",
     unkept="A loss is an event of the spans in which it was mended, and is named in the line of its answer.",
 )
 async def test_a_killed_stage_is_an_event_where_it_was_replaced(tmp_path: Path, seed: int) -> None:

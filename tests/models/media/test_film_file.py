@@ -1,4 +1,4 @@
-"""Films as files that grow: what they hold, and that they can be cut wherever a piece ends."""
+"""Films as files that grow: what they hold, that they can be cut wherever a piece ends, and that Chromium plays them piece by piece."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Pictures: the same bits as Transformers' own processor without torchvision makes of them, in every format; and colours of every kind as a
-viewer shows them: profiles, ink, more bits than 8, smallest samples that are white."""
+"""Pictures: the same bits as Transformers' own processor without torchvision makes of them, in every format. Transparent pixels lie on
+white, or on the colour that was asked for."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Code2Wav of Qwen2.5-Omni: the sound of Transformers where it computes the whole, and near to it where it does not wait for that; how far
-blocks and samples see; what is told of it; and the flow that it solves."""
+"""Code2Wav of Qwen2.5-Omni: the sound of Transformers where it computes the whole, and near to it where it does not; the work that it does
+ahead, on how many threads, and in how much memory."""
 
 from __future__ import annotations
 

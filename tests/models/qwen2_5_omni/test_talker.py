@@ -254,17 +254,6 @@ async def test_an_opening_that_does_not_end_leaves_nothing(
     assert await spoken(talker, [prompt, places, hidden], request) == await spoken(talker, [prompt, places, hidden], speech(seed))
 
 
-@pytest.mark.parametrize("places", [0, 1, 79, 81])
-async def test_rows_and_places_that_do_not_belong_together_are_refused(talker: Qwen2_5Talker, places: int, seed: int) -> None:
-    rows = np.zeros((80, talker.config.row_size), np.float32)
-    given = [TensorRows("places", np.zeros((places, 3), np.int32), last=True), TensorRows("prompt", rows, last=True)]
-    for order in (given, given[::-1]):
-        with pytest.raises(BadRequest, match=f"80 rows has {places} places") as refused:
-            await spoken(talker, order, speech(seed))
-        assert refused.value.field == "talker"
-    assert talker.engine.stats().pages_used == 0
-
-
 async def test_an_answer_without_a_word_has_no_speech(talker: Qwen2_5Talker, thinker: Qwen2_5Thinker, seed: int) -> None:
     """Its only token is its end, which has no row."""
     (end,) = thinker.tokenizer.ends

@@ -1,5 +1,5 @@
-"""Code2Wav of Qwen3-Omni: the sound of Transformers in every profile, how its windows share steps, what a checkpoint must
-have, and how soon there is sound."""
+"""Code2Wav of Qwen3-Omni: its net is that of Transformers, the same in any chunks; the sound of Transformers in every profile, how its
+windows share steps, what a checkpoint may lack."""
 
 from __future__ import annotations
 

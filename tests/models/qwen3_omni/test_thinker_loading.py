@@ -1,4 +1,5 @@
-"""A part that a checkpoint lacks or has too much is named, and a file that any version of Transformers saved is read."""
+"""A part that a checkpoint lacks or has too much is named, and a file that any version of Transformers saved is read: of the Thinker, and
+of its processors' settings."""
 
 from __future__ import annotations
 

@@ -192,12 +192,15 @@ def test_of_a_conversation_no_more_is_taken_than_fits(opening: Opening, port: st
 
 
 @pytest.mark.parametrize("order", [("places", "prompt"), ("prompt", "places")])
-@pytest.mark.parametrize("counts", [{"prompt": 2, "places": 3}, {"prompt": 3, "places": 2}])
+@pytest.mark.parametrize("counts", [{"prompt": 80, "places": places} for places in (0, 1, 79, 81)])
 def test_rows_and_places_of_different_numbers_are_refused(opening: Opening, order: tuple[str, str], counts: dict[str, int]) -> None:
     first, second = order
     opening.take(piece(first, counts[first], last=True))
-    with pytest.raises(BadRequest, match=f"a conversation of {counts['prompt']} rows has {counts['places']} places: give each row one"):
+    with pytest.raises(
+        BadRequest, match=f"a conversation of {counts['prompt']} rows has {counts['places']} places: give each row one"
+    ) as refused:
         opening.take(piece(second, counts[second], last=True))
+    assert refused.value.field == "talker"
 
 
 # The trial of a Code2Wav ----------------------------------------------------------------------------------------------------------------

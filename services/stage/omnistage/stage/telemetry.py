@@ -61,13 +61,11 @@ class Meter:
 
     def report(self, kind: stage_pb2.StageKind, replica: str, input_items: Mapping[str, int], failovers: int) -> stage_pb2.Report:
         """The report of the session as of now. replica: address of this replica. failovers: how often the next hop was replaced."""
-        # Without an output, `_last_output_at` is the time of Opened, and both durations are 0.
-        first_output_at = self._first_output_at or self._last_output_at
         report = stage_pb2.Report(
             kind=kind,
             replica=replica,
             queued=duration(self.timing.queued_s),
-            first_output=duration(first_output_at - self._opened_at),
+            first_output=duration(self._first_output_at - self._opened_at),  # 0 without an output, as it is never negative.
             total=duration(self._last_output_at - self._opened_at),
             input_items=input_items,
             output_items=self._items,
