@@ -35,7 +35,7 @@ def main() -> int:
         return 0
     against = f"{git('rev-parse', '--git-common-dir').stdout.decode().strip()}#format=git,commit={revision},subdir=protos"
     print(f"against {revision}")
-    command = [Path(sys.executable).with_name("buf"), "breaking", "protos", "--against", against]
+    command = [str(Path(sys.executable).with_name("buf")), "breaking", "protos", "--against", against]
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 

@@ -52,7 +52,7 @@ VERSIONS = """\
 # by hand before it. torch stands here without its build label, which tools/torch_build.py chooses.
 """
 LIST = """\
-# What {what} installs beyond the core, with the SHA-256 of every wheel for Python 3.11 to 3.13 on Linux x86-64. Written by `make lock`.
+# What {what}, with the SHA-256 of every wheel for Python 3.11 to 3.13 on Linux x86-64. Written by `make lock`.
 """
 
 
@@ -101,13 +101,11 @@ def lock(root: Path, *, upgrade: bool) -> None:
     versions.write_text(VERSIONS + "".join(lines), encoding="utf-8")
     folder = root / "requirements"
     folder.mkdir(exist_ok=True)
-    core = set(closures["core"])
+    core = closures["core"].keys()
+    installed_before = {"core": set[str](), "build": set[str](), CUDA_LIST: core | closures.get("models", {}).keys()}
     for group, closure in closures.items():
         # A list leaves out what is installed anyway: the core for every extra, and `models` for CUDA's libraries. No list has torch.
-        already_installed = set[str]() if group in ("core", "build") else core
-        if group == CUDA_LIST:
-            already_installed = core | set(closures["models"])
-        names = sorted(closure.keys() - {"torch"} - already_installed)
+        names = sorted(closure.keys() - {"torch"} - installed_before.get(group, core))
         text = "".join(entry(packages[name], needs[name], hashes[packages[name].name]) for name in names)
         (folder / f"{group}.txt").write_text(heading(group) + text, encoding="utf-8")
     for group, pinned in pin_apart(root, roots_of["core"]).items():
@@ -133,11 +131,10 @@ def pin_apart(root: Path, core: Iterable[str]) -> dict[str, str]:
             finder = make_finder(python)
             for requirement in map(Requirement, roots):
                 pythons.setdefault((requirement.name, oldest(finder, requirement, python)), set()).add(python)
-        lines = []
-        for (name, version), pythons_of in sorted(pythons.items()):
-            hashes = find_hashes({name: (version, pythons_of)})[name]
-            lines.append(entry(LockedPackage(name, version, ()), pythons_of, hashes))
-        lists[group] = "".join(lines)
+        lists[group] = "".join(
+            entry(LockedPackage(name, version, ()), pythons_of, find_hashes({name: (version, pythons_of)})[name])
+            for (name, version), pythons_of in sorted(pythons.items())
+        )
     return lists
 
 
@@ -325,17 +322,14 @@ def entry(package: LockedPackage, pythons: set[str], hashes: Iterable[str]) -> s
 
 def heading(group: str) -> str:
     """The comment that begins a list."""
-    if group == "build":
-        return LIST.format(what="the build of the project").replace(" beyond the core", "")
-    if group == "core":
-        return LIST.format(what="the client").replace(" beyond the core", "")
-    if group == OLDEST_LIST:
-        return LIST.format(what="the client in the oldest versions that it takes").replace(" beyond the core", "")
-    if group == CUDA_LIST:
-        return LIST.format(what="`--device cuda`").replace("the core", "the extra `models`")
-    if group in groups.read_apart(ROOT):
-        return LIST.format(what=f"`make {group}`").replace(" beyond the core", " apart from the environment")
-    return LIST.format(what=f"the extra `{group}`")
+    subjects = {
+        "build": "the build of the project installs",
+        "core": "the client installs",
+        OLDEST_LIST: "the client in the oldest versions that it takes installs",
+        CUDA_LIST: "`--device cuda` installs beyond the extra `models`",
+        **{name: f"`make {name}` installs apart from the environment" for name in groups.read_apart(ROOT)},
+    }
+    return LIST.format(what=subjects.get(group, f"the extra `{group}` installs beyond the core"))
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ class Suite:
         """Remove the results and temporary files of the last run, store the seed of this one, and print it."""
         self.tidy()  # The files of a failed run showed why it failed.
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         # The name is short, because some tests put sockets there.
         self._temporary.symlink_to(tempfile.mkdtemp(prefix="ot-"))
         (self.folder / "seed").write_text(f"{self.seed}\n", encoding="utf-8")

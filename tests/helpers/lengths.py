@@ -18,7 +18,7 @@ LONG = pytest.mark.long
 
 def long_form(*keepers: str, unkept: str = "") -> pytest.MarkDecorator:
     """Moves a test, or a file of tests, to the long form. keepers: the tests that prove its claim in the short form, each as "FILE::TEST",
-    where FILE is a path in tests/. unkept: what only the long form proves, if no other test proves it. The house test test_helpers.py
+    where FILE is a path in tests/. unkept: what only the long form proves, if no other test proves it. The house test test_sentences.py
     checks that each keeper is a test of the short form."""
     return pytest.mark.long(*keepers, unkept=unkept)
 

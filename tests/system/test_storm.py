@@ -1,5 +1,5 @@
 """Stages that are killed in the middle of an answer, and processes of every kind that are killed all the time, or restarted one after the
-other: every answer is right.
+other: every answer is right. `make chaos` in its short forms.
 
 The rule of the storm: a process may be killed when another one of its kind has served for two seconds, so that everyone has a connection
 to it. Then no answer is ever without a replica, and none may fail. Whoever is killed is started again at once.
@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -290,3 +293,26 @@ async def test_a_thinker_is_killed_while_it_thinks(tmp_path: Path, seed: int) ->
     assert answer.text() == "".join(chunk.text.text for chunk in said) == whole.removeprefix(formulas.text(seed, "hello", THINKS))
     first = THINKS * formulas.FRAMES_PER_ROW * formulas.SAMPLES_PER_FRAME
     np.testing.assert_array_equal(answer.samples(), formulas.audio(seed, "hello", ANSWER_TOKENS)[first:, 0] * 32768)
+
+
+CHAOS_LONG = lengths.long_form(
+    "chaos/test_account.py::test_a_wrong_answer_is_seen",
+    "system/test_storm.py::test_a_stage_is_killed",
+    "system/test_frozen.py::test_a_frozen_replica_is_left_and_the_answer_goes_on",
+    unkept="Mixed load is answered rightly while processes of every kind are killed, stopped and started again.",
+)
+
+TESTS = Path(__file__).parents[1]
+
+
+@CHAOS_LONG
+@pytest.mark.serial
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("seconds", [15, pytest.param(120, marks=pytest.mark.long)])
+def test_chaos_leaves_only_right_answers_retryable_errors_and_nothing_else(seed: int, seconds: int) -> None:
+    command = [sys.executable, "-m", "chaos", "--seconds", str(seconds), "--seed", str(seed)]
+    paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=380, check=False)
+    print(done.stdout)
+    assert done.returncode == 0

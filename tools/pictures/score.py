@@ -10,7 +10,8 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -25,19 +26,9 @@ SMALLEST = 60
 """Fewest pixels of a shape that counts as drawn."""
 
 
-@dataclass(frozen=True, slots=True)
-class RightParts:
-    """Which parts of one scene are right in its picture: the background, and place, colour, kind and size of each thing."""
-
-    background: bool
-    place: list[bool]
-    colour: list[bool]
-    kind: list[bool]
-    size: list[bool]
-
-
-def look_at(pixels: NDArray[np.uint8], scene: Scene) -> RightParts:
-    """Compare a picture with the scene that it should show. pixels: [SIDE, SIDE, 3]."""
+def look_at(pixels: NDArray[np.uint8], scene: Scene) -> dict[str, list[bool]]:
+    """Compare a picture with the scene that it should show. Returns which parts are right, by name: the background, and place, colour, kind
+    and size of each thing. pixels: [SIDE, SIDE, 3]."""
     names, palette = list(COLOURS), np.array(list(COLOURS.values()), dtype=np.float32)
     nearest = np.square(pixels[:, :, None].astype(np.float32) - palette).sum(-1).argmin(-1)
     edge = np.concatenate([nearest[:BORDER].ravel(), nearest[-BORDER:].ravel(), nearest[:, :BORDER].ravel(), nearest[:, -BORDER:].ravel()])
@@ -47,8 +38,8 @@ def look_at(pixels: NDArray[np.uint8], scene: Scene) -> RightParts:
     far = np.stack([np.hypot(x - thing.centre[0], y - thing.centre[1]) for thing in scene.things])
     owner = far.argmin(0)
     judgements = [_judge_thing(shapes & (owner == number), nearest, names, thing) for number, thing in enumerate(scene.things)]
-    place, colour, kind, size = (list(each) for each in zip(*judgements, strict=True))
-    return RightParts(names[background] == scene.background, place, colour, kind, size)
+    parts = zip(("place", "colour", "kind", "size"), map(list, zip(*judgements, strict=True)), strict=True)
+    return {"background": [names[background] == scene.background], **dict(parts)}
 
 
 def _judge_thing(shape: NDArray[np.bool_], nearest: NDArray[np.intp], names: list[str], thing: Thing) -> tuple[bool, bool, bool, bool]:
@@ -70,17 +61,16 @@ def _kind(shape: NDArray[np.bool_], thing: Thing, radius: float, centre: tuple[f
     """The kind that covers the pixels of a shape best, when it is drawn at the same centre and in about the same size. centre, radius: in
     pixels."""
 
-    def overlap(kind: str) -> float:
-        """Intersection over union of the shape and a kind, in the best of three sizes."""
-        best = 0.0
-        for scale in (0.9, 1.0, 1.1):
-            x, y = PLACES[thing.place]
-            other = replace(thing, kind=kind, dx=centre[0] - x, dy=centre[1] - y, scale=scale * radius / RADII[thing.size])
-            kind_mask = mask(Scene("white", (other,))) > 0.5
-            best = max(best, float((kind_mask & shape).sum() / (kind_mask | shape).sum()))
-        return best
+    x, y = PLACES[thing.place]
 
-    return max(KINDS, key=overlap)
+    def overlap(candidate: tuple[str, float]) -> float:
+        """Intersection over union of the shape and a kind in one of the sizes."""
+        kind, scale = candidate
+        other = replace(thing, kind=kind, dx=centre[0] - x, dy=centre[1] - y, scale=scale * radius / RADII[thing.size])
+        kind_mask = mask(Scene("white", (other,))) > 0.5
+        return float((kind_mask & shape).sum() / (kind_mask | shape).sum())
+
+    return max(product(KINDS, (0.9, 1.0, 1.1)), key=overlap)[0]
 
 
 def scenes(count: int, things: int, seed: int) -> list[tuple[Scene, str]]:
@@ -100,9 +90,7 @@ def score_pictures(draw: Callable[[str, int], NDArray[np.uint8]], pairs: Sequenc
     scenes and their captions."""
     right, all_of = Counter[str](), Counter[str]()
     for number, (scene, words) in enumerate(pairs):
-        parts = look_at(draw(words, number), scene)
-        for name in ("background", "place", "colour", "kind", "size"):
-            values = [parts.background] if name == "background" else getattr(parts, name)
+        for name, values in look_at(draw(words, number), scene).items():
             right[name] += sum(values)
             all_of[name] += len(values)
     return {name: round(right[name] / all_of[name], 3) for name in all_of}
