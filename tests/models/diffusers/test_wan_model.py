@@ -173,7 +173,7 @@ async def test_what_it_cannot_be_is_refused_and_the_next_is_made(model: Model, a
 
 
 @lengths.long_form(
-    "models/diffusers/test_plan.py::test_a_picture_does_not_depend_on_where_weights_are",
+    "models/diffusers/test_memory_plan.py::test_a_picture_does_not_depend_on_where_weights_are",
     "models/diffusers/test_wan.py::test_a_vae_that_is_elsewhere_is_fetched_before_it_decodes",
     unkept="an embedding by two names is moved as one",
 )
