@@ -170,12 +170,12 @@ async def test_one_that_another_user_takes_over_is_asked_no_more(serving: str, l
     trusted = [True, False, True, True, False]
     looking.setattr(connection, "is_router_ours", lambda address: trusted.pop(0))
     assert await find_router() is None
-    found = Connection(StackPlan())
+    link = Connection(StackPlan())
     try:
         with pytest.raises(UnavailableError, match="another user of this machine"):
-            await found.connect(5, None)
+            await link.connect(5, None)
     finally:
-        await found.disconnect()
+        await link.disconnect()
 
 
 @pytest.mark.parametrize("need", [ASKED, DRAWN], ids=["asked", "drawn"])

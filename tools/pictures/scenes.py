@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,6 +18,8 @@ from PIL import Image, ImageDraw
 
 SIDE = 128
 OVERSAMPLE = 4
+Colour = tuple[int, int, int] | int
+"""The value of a pixel: red, green and blue, or one number."""
 HELD_OUT_EVERY = 12
 
 COLOURS = {
@@ -279,27 +282,22 @@ def outline(thing: Thing) -> list[tuple[float, float]] | None:
 
 def picture(scene: Scene) -> NDArray[np.uint8]:
     """The scene as RGB, [SIDE, SIDE, 3]."""
-    image = Image.new("RGB", (SIDE * OVERSAMPLE,) * 2, COLOURS[scene.background])
-    for thing in scene.things:
-        _fill(image, thing, COLOURS[thing.colour])
-    return np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX))
+    return _render(scene, "RGB", COLOURS[scene.background], [COLOURS[thing.colour] for thing in scene.things])
 
 
 def mask(scene: Scene) -> NDArray[np.float32]:
     """The shapes of a scene, [SIDE, SIDE]: 1 inside a shape, 0 outside, and between the two at edges."""
-    image = Image.new("L", (SIDE * OVERSAMPLE,) * 2, 0)
-    for thing in scene.things:
-        _fill(image, thing, 255)
-    return np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX), dtype=np.float32) / np.float32(255)
+    return _render(scene, "L", 0, [255] * len(scene.things)).astype(np.float32) / np.float32(255)
 
 
-def _fill(image: Image.Image, thing: Thing, colour: tuple[int, int, int] | int) -> None:
-    """Draw a shape on a picture that is OVERSAMPLE times as large."""
+def _render(scene: Scene, mode: str, background: Colour, colours: Sequence[Colour]) -> NDArray[np.uint8]:
+    """The pixels of a scene, averaged from a picture that is OVERSAMPLE times as large. colours: of the things."""
+    image = Image.new(mode, (SIDE * OVERSAMPLE,) * 2, background)
     draw = ImageDraw.Draw(image)
-    corners = outline(thing)
-    if corners is None:
-        x, y = thing.centre
-        r = thing.radius
-        draw.ellipse([v * OVERSAMPLE for v in (x - r, y - r, x + r, y + r)], fill=colour)
-    else:
-        draw.polygon([(px * OVERSAMPLE, py * OVERSAMPLE) for px, py in corners], fill=colour)
+    for thing, colour in zip(scene.things, colours, strict=True):
+        if corners := outline(thing):
+            draw.polygon([(x * OVERSAMPLE, y * OVERSAMPLE) for x, y in corners], fill=colour)
+        else:
+            (x, y), r = thing.centre, thing.radius
+            draw.ellipse([v * OVERSAMPLE for v in (x - r, y - r, x + r, y + r)], fill=colour)
+    return np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX))
