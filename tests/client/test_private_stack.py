@@ -26,7 +26,7 @@ from helpers.processes import ProcessFamily, StartedProcess, wait_end
 from helpers.toy_pipeline import toy_pipeline
 from helpers.waiting import until
 from omnistage.client import AsyncOmni, BadRequestError, ClosedError, DeadlineError, Omni, OverloadedError, Picture, StackError
-from omnistage.client.private_stack import BEGIN_THREAD, PrivateStack, StackPlan
+from omnistage.client.private_stack import PrivateStack, StackPlan
 from omnistage.models.toy import formulas
 
 PROCESSES, ALONE = 5, 3
@@ -247,16 +247,17 @@ def test_one_that_cannot_start_is_told_each_time_and_the_first_goes_on(family: P
 
 @lengths.long_form(
     "cli/test_several.py::test_the_end_takes_a_pipeline_along_that_is_starting",
-    unkept="all who wait for it are told, by the work of one thread",
+    unkept="all who wait for it are told, and none of them takes a thread",
 )
 async def test_stopping_ends_one_that_is_starting(family: ProcessFamily, tmp_path: Path) -> None:
-    """For all who wait, which is the work of one thread."""
+    """For all who wait, none of whom takes a thread."""
     file, pipe = loading_pipeline(tmp_path)
     stack = PrivateStack(StackPlan({"pipeline": ("toy-picture", str(file))}))
     await stack.start_on_thread()
-    waiting = [asyncio.create_task(stack.begin_on_thread("loading")) for _ in range(50)]
+    before = threading.active_count()
+    waiting = [asyncio.create_task(stack.begin_on_loop("loading")) for _ in range(50)]
     await asyncio.sleep(0)  # All have begun to wait then.
-    assert [one.name for one in threading.enumerate()].count(BEGIN_THREAD) == 1
+    assert threading.active_count() == before
     with await asyncio.to_thread(open, pipe, "wb"):
         await asyncio.to_thread(stack.stop)
         for each in waiting:

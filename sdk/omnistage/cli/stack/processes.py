@@ -13,11 +13,14 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from typing import IO
 
 from omnistage.cli.stack.resources import Bounds, bound_text, memory_of_machine
 from omnistage.client.errors import StackError
+from omnistage.host.background import first_of
+from omnistage.host.child import ConnectedChild, describe_end
 
 ANY_MEMORY = Bounds()
 
@@ -54,36 +57,33 @@ class Child:
         self._fds = tuple(fds)
         self._bounds = bounds
         self._memory_bytes: int | None = None  # Its bound on memory.
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: ConnectedChild | None = None
         self._serves = False
-        self._asking: socket.socket | None = None
 
     @property
     def serves(self) -> bool:
         """Whether the process has said that it serves, and has not ended since."""
-        return self._serves and self._process is not None and self._process.returncode is None
+        return self._serves and self._process is not None and self._process.wait(0) is None
 
     @property
     def pid(self) -> int:
         return self._process.pid if self._process else 0
 
-    @property
-    def asking(self) -> socket.socket:
-        """The socket on which this process asks whether the child still answers. Raises RuntimeError if there is none: before
-        the child serves, and after it was stopped or is started again."""
-        if self._asking is None:
-            raise RuntimeError(f"{self.name} does not serve")
-        return self._asking
-
     async def start(self, lifeline_fd: int, start_fd: int | None = None, words: Sequence[str] = ()) -> None:
         """Start the process, after an earlier one has ended, and wait until it serves. lifeline_fd: the reading end of the lifeline.
         start_fd: the reading end of a pipe; the end of the pipe is the sign for a router to go on. words: further arguments, for this start
-        alone. Raises StackError if the process cannot be started, or ends before it serves; then `log` has its last lines."""
-        fds = {"--lifeline-fd": lifeline_fd, **({} if start_fd is None else {"--start-fd": start_fd})}
+        alone. Raises StackError if the process cannot be started, or is stopped or ends before it serves; then `log` has its last lines."""
+        self._serves = False
+        await self.kill()
         try:
-            line = await self._ready_line(fds, words)
+            process = self._process = self._spawn({"lifeline": lifeline_fd} | ({} if start_fd is None else {"start": start_fd}), words)
         except OSError as error:
             raise StackError(f"{self.name} cannot be started: {error}") from error
+        self._memory_bytes = self._bounds.put_on(process.pid)
+        line = await first_of(process.first_line(), wait_until_stopped(process.pid))
+        if isinstance(line, str):
+            await self.kill()
+            raise StackError(f"{self.name} {line} and was killed")
         ready = json.loads(line) if line.endswith(b"\n") else {}
         if "address" not in ready:
             raise await self._died_at_start(ready.get("error", ""))
@@ -91,79 +91,20 @@ class Child:
         self._memory_bytes = self._bounds.put_on_serving(self.pid, memory_of_machine()) or self._memory_bytes
         self._serves = True
 
-    async def _ready_line(self, fds: Mapping[str, int], words: Sequence[str]) -> bytes:
-        """Start the process and return the line that it writes when it serves, or when it knows that it cannot; empty: it ended without a
-        line. fds: file descriptors, by the option that passes each. Raises OSError."""
-        self._serves = False
-        self._ask_no_more()
-        with ExitStack() as ends:
-            asking, child_socket = socket.socketpair()
-            ends.enter_context(child_socket)
-            failure = ends.enter_context(ExitStack())  # It closes `asking`, unless a line has come.
-            failure.enter_context(asking)
-            asking.setblocking(False)
-            ready_read, ready_write = os.pipe()
-            writer = ends.enter_context(os.fdopen(ready_write, "wb"))
-            reader = asyncio.StreamReader()
-            transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-                lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(ready_read, "rb")
-            )
-            ends.callback(transport.close)
-            await self._spawn({**fds, "--ready-fd": ready_write, "--liveness-fd": child_socket.fileno()}, words)
-            writer.close()  # From now on only the process has this end, so the pipe ends when the process ends.
-            child_socket.close()
-            line = await self._read_ready_line(reader)
-            if line:
-                self._asking = asking
-                failure.pop_all()
-            return line
+    def _spawn(self, fds: Mapping[str, int], words: Sequence[str]) -> ConnectedChild:
+        """Start the process, with its output in the log. fds: descriptors that it inherits for this start, by the options that name them.
+        Raises OSError."""
 
-    async def _read_ready_line(self, reader: asyncio.StreamReader) -> bytes:
-        """Wait for the line; empty: the process has ended. Raises StackError if the process is stopped meanwhile; then it was killed."""
-        reading, stopping = asyncio.create_task(reader.readline()), asyncio.create_task(wait_until_stopped(self.pid))
-        tasks: set[asyncio.Task[bytes] | asyncio.Task[str]] = {reading, stopping}
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if reading.done():
-                return reading.result()
-            await self.kill()
-            raise StackError(f"{self.name} {stopping.result()} and was killed")
-        finally:
-            reading.cancel()
-            stopping.cancel()
-            await asyncio.wait(tasks)
+        def command(fd: int) -> list[str]:
+            options = {"address": self.address, **{f"{name}-fd": number for name, number in {**fds, "ready": fd, "liveness": fd}.items()}}
+            return [*self._command, *words, *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
 
-    def _ask_no_more(self) -> None:
-        """Close the socket that asks whether the process still answers."""
-        if self._asking is not None:
-            self._asking.close()
-            self._asking = None
-
-    async def _spawn(self, fds: Mapping[str, int], words: Sequence[str]) -> None:
-        """Start the process, with its output in the log, and put its bounds on it."""
-        output = sys.stderr.fileno() if self._log is None else _open_log(self._log)
-        try:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command,
-                *words,
-                "--address",
-                self.address,
-                *(word for flag, fd in fds.items() for word in (flag, str(fd))),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=self._environment,
-                pass_fds=(*fds.values(), *self._fds),
-                start_new_session=True,  # Ctrl-C in the terminal reaches only the launcher, which then drains in order
-            )
-        finally:
-            if self._log is not None:
-                os.close(output)
-        self._memory_bytes = self._bounds.put_on(self._process.pid)
+        with nullcontext(sys.stderr) if self._log is None else open_log(self._log) as log:
+            output = log.fileno()
+            return ConnectedChild(command, fds=(*fds.values(), *self._fds), environment=self._environment, output=output, errors=output)
 
     async def _died_at_start(self, reason: str) -> StackError:
         """The error of a process that ended before it served. reason: the reason that the process itself gave; empty: it gave none."""
-        self._ask_no_more()
         code = await self.wait()
         hint = f"Its whole log is {self._log}." if self._log else "Its output is above."
         if reason:
@@ -180,51 +121,45 @@ class Child:
 
     def told_end(self, code: int) -> str:
         """A text that says how the process ended. code: as `wait` returns it."""
-        return describe_exit(code) + (bound_text(self._memory_bytes) if code == -signal.SIGABRT else "")
+        return describe_end(code, "code") + (bound_text(self._memory_bytes) if code == -signal.SIGABRT else "")
 
     async def wait(self) -> int:
         """Wait for its end and return the exit code; negative: the signal that ended it."""
-        if self._process is None:
-            return 0
-        return await self._process.wait()
+        return 0 if self._process is None else await self._process.ended()
+
+    async def silence(self) -> str:
+        """Wait until the process that serves answers no more; returns a text that says so."""
+        assert self._process is not None
+        return await wait_until_silent(self._process.channel)
 
     async def stop(self, grace_s: float) -> None:
         """End the process by SIGTERM, and by SIGKILL if it then runs longer than grace_s and a margin. grace_s: seconds for its answers to
         finish; a process that does not serve yet has no answers, so it gets only the margin."""
-        grace_s = grace_s if self._serves else 0.0
-        self._ask_no_more()
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        process.send_signal(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(grace_s + STOP_MARGIN_S):
-                await process.wait()
-        except TimeoutError:
-            await self.kill()
+        if self._process is not None:
+            self._process.terminate()
+            with suppress(TimeoutError):
+                async with asyncio.timeout((grace_s if self._serves else 0.0) + STOP_MARGIN_S):
+                    await self._process.ended()
+        await self.kill()
 
     async def kill(self) -> None:
         """Send SIGKILL, if the process runs, and wait for its end."""
-        self.kill_now()
         if self._process is not None:
-            await self._process.wait()
+            self._process.kill()
+            await self._process.ended()
+            self._process.close()
 
     def kill_now(self) -> None:
         """Send SIGKILL, if the process runs."""
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None:
             self._process.kill()
 
 
-def _open_log(log: Path) -> int:
-    """Open a log for writing; returns its descriptor. Its folder is made anew if it is gone: a pipeline may start days after the stack,
-    when a cleaner of temporary folders has removed it."""
+def open_log(log: Path) -> IO[bytes]:
+    """Open a log for writing. Its folder is made anew if it is gone: a pipeline may start days after the stack, when a cleaner of temporary
+    folders has removed it."""
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-
-
-def describe_exit(code: int) -> str:
-    """An exit code, or the signal of a negative one, in words."""
-    return f"code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+    return os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
 
 
 FIRST_BACKOFF_S = 0.1
@@ -273,21 +208,12 @@ class Keeper:
     async def _end(self) -> tuple[str, str]:
         """Wait until the process has ended; kill it if it does not answer. Returns the event and the text for `tell`."""
         label = f"{self.child.name} (pid {self.child.pid})"
-        ending, hanging = asyncio.create_task(self.child.wait()), asyncio.create_task(wait_until_silent(self.child.asking))
-        tasks: set[asyncio.Task[int] | asyncio.Task[str]] = {ending, hanging}
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if not ending.done():
-                reason = hanging.result()
-                await self.child.kill()
-                return "lost", f"{label} {reason} and was killed"
-            code = ending.result()
-        finally:
-            ending.cancel()
-            hanging.cancel()
-            await asyncio.wait(tasks)
-        if code:
-            return "lost", f"{label} ended with {self.child.told_end(code)}"
+        end = await first_of(self.child.wait(), self.child.silence())
+        if isinstance(end, str):
+            await self.child.kill()
+            return "lost", f"{label} {end} and was killed"
+        if end:
+            return "lost", f"{label} ended with {self.child.told_end(end)}"
         return "ended", f"{label} was told to, and let its sessions finish; it is started again"
 
     async def _start_again(self) -> StackError | None:

@@ -7,7 +7,6 @@ import asyncio
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,10 +24,12 @@ from omnistage.cli.console import Notices
 from omnistage.cli.stack.ending import Ending, Owner, end_when_idle, error_line, start_stack
 from omnistage.cli.stack.layout import Layout, reachable_address
 from omnistage.cli.stack.pipelines import Choice, layout_of
+from omnistage.cli.stack.processes import open_log
 from omnistage.cli.stack.served import Served, StackEnd, all_served, announce, choose_stack, register_stack, state_folder, warn
 from omnistage.cli.stack.stack import Stack
 from omnistage.cli.wording import SHELL
 from omnistage.client.errors import OmniError, StackError
+from omnistage.host.child import ConnectedChild
 from omnistage.host.descriptors import raise_limit
 
 FIRST_PAUSE_S = 5.0
@@ -198,22 +199,16 @@ def serve_detached(choice: Choice, words: Sequence[str], log_folder: Path | None
     log_folder.mkdir(parents=True, exist_ok=True)
     notices = Notices()
     warn(layout, notices)
-    ready_read, ready_write = os.pipe()
-    command = [sys.executable, "-m", "omnistage.cli", *(word for word in words if word != "--detach")]
-    command += ["--log-dir", str(log_folder), "--ready-fd", str(ready_write)]
-    with os.fdopen(os.open(log_folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
-        launcher = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(ready_write,), start_new_session=True, cwd=Path.cwd()
-        )
-    os.close(ready_write)  # Only the launcher has it now, so the pipe ends when the launcher ends.
+    command = [sys.executable, "-m", "omnistage.cli", *(word for word in words if word != "--detach"), "--log-dir", str(log_folder)]
+    with open_log(log_folder / LOG) as log:
+        launcher = ConnectedChild(lambda fd: [*command, "--ready-fd", str(fd)], output=log.fileno(), errors=log)
     try:
-        with os.fdopen(ready_read) as pipe, notices.status("starting the stack"):
-            line = pipe.readline()
+        with notices.status("starting the stack"):
+            answer = json.loads(next(launcher.lines(), b"{}"))
     except BaseException:
         launcher.terminate()
         launcher.wait()
         raise
-    answer = json.loads(line) if line.endswith("\n") else {}
     if "address" not in answer:
         code = launcher.wait()
         error = StackError(
