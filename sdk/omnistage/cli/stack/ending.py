@@ -23,6 +23,7 @@ from omnistage.cli.stack.layout import GATEWAY, ROUTER, Layout
 from omnistage.cli.stack.stack import Stack
 from omnistage.client.errors import OmniError, StackError
 from omnistage.client.threads import run_on_thread
+from omnistage.host.background import end_tasks
 
 EVENT_COLOURS = {"restarted": "green", "ended": "yellow"}
 
@@ -103,8 +104,7 @@ class Ending:
         """Print nothing and cancel nothing from now on."""
         self._is_closed = True
         if self._telling is not None:
-            self._telling.cancel()
-            await asyncio.wait({self._telling})
+            await end_tasks({self._telling})
 
     def _signalled(self, number: signal.Signals) -> None:
         """At the first signal begin the end; at the second end everything at once; ignore further signals."""
@@ -206,8 +206,7 @@ async def end_when_idle(limit_s: float, addresses: Callable[[], Mapping[str, str
         yield
     finally:
         if watching is not None:
-            watching.cancel()
-            await asyncio.wait({watching})
+            await end_tasks({watching})
 
 
 async def _watch_requests(limit_s: float, addresses: Callable[[], Mapping[str, str]], end: Callable[[], object]) -> None:

@@ -12,11 +12,12 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO
 
+from omnistage.cli.stack.layout import typed
 from omnistage.cli.stack.resources import Bounds, bound_text, memory_of_machine
 from omnistage.client.errors import StackError
 from omnistage.host.background import first_of
@@ -76,7 +77,7 @@ class Child:
         self._serves = False
         await self.kill()
         try:
-            process = self._process = self._spawn({"lifeline": lifeline_fd} | ({} if start_fd is None else {"start": start_fd}), words)
+            process = self._process = self._spawn(lifeline_fd, start_fd, words)
         except OSError as error:
             raise StackError(f"{self.name} cannot be started: {error}") from error
         self._memory_bytes = self._bounds.put_on(process.pid)
@@ -91,17 +92,16 @@ class Child:
         self._memory_bytes = self._bounds.put_on_serving(self.pid, memory_of_machine()) or self._memory_bytes
         self._serves = True
 
-    def _spawn(self, fds: Mapping[str, int], words: Sequence[str]) -> ConnectedChild:
-        """Start the process, with its output in the log. fds: descriptors that it inherits for this start, by the options that name them.
-        Raises OSError."""
+    def _spawn(self, lifeline_fd: int, start_fd: int | None, words: Sequence[str]) -> ConnectedChild:
+        """Start the process, with its output in the log. The arguments are those of `start`. Raises OSError."""
 
         def command(fd: int) -> list[str]:
-            options = {"address": self.address, **{f"{name}-fd": number for name, number in {**fds, "ready": fd, "liveness": fd}.items()}}
-            return [*self._command, *words, *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
+            fds = {"lifeline_fd": lifeline_fd, "start_fd": start_fd, "ready_fd": fd, "liveness_fd": fd}
+            return [*self._command, *words, *typed({"address": self.address, **fds})]
 
+        fds = (lifeline_fd, *(() if start_fd is None else (start_fd,)), *self._fds)
         with nullcontext(sys.stderr) if self._log is None else open_log(self._log) as log:
-            output = log.fileno()
-            return ConnectedChild(command, fds=(*fds.values(), *self._fds), environment=self._environment, output=output, errors=output)
+            return ConnectedChild(command, fds=fds, environment=self._environment, output=log.fileno(), errors=log.fileno())
 
     async def _died_at_start(self, reason: str) -> StackError:
         """The error of a process that ended before it served. reason: the reason that the process itself gave; empty: it gave none."""
@@ -178,6 +178,19 @@ Tell = Callable[[str, str], None]
 process."""
 
 
+@asynccontextmanager
+async def in_time(name: str, log_lines: Callable[[], str] = str) -> AsyncIterator[None]:
+    """A context for a start that may take RESTART_LIMIT_S. Raises StackError if it takes longer. name: of what starts. log_lines: gives the
+    log of the error."""
+    try:
+        async with asyncio.timeout(RESTART_LIMIT_S):
+            yield
+    except TimeoutError:
+        error = StackError(f"{name} was not ready within {RESTART_LIMIT_S:g} s")
+        error.log = log_lines()
+        raise error from None
+
+
 class Keeper:
     """Watches a child that serves, and starts it again when it has ended. lifeline_fd: see `Child.start`."""
 
@@ -232,14 +245,10 @@ class Keeper:
     async def _try_start(self) -> StackError | None:
         """Start the process once; returns the error if it does not serve, None if it does."""
         try:
-            async with asyncio.timeout(RESTART_LIMIT_S):
+            async with in_time(self.child.name, self.child.last_lines):
                 await self.child.start(self._lifeline_fd)
-        except TimeoutError:
-            await self.child.kill()
-            failure = StackError(f"{self.child.name} was not ready within {RESTART_LIMIT_S:g} s")
-            failure.log = self.child.last_lines()
-            return failure
         except StackError as error:
+            await self.child.kill()
             return error
         return None
 

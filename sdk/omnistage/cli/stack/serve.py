@@ -29,6 +29,7 @@ from omnistage.cli.stack.served import Served, StackEnd, all_served, announce, c
 from omnistage.cli.stack.stack import Stack
 from omnistage.cli.wording import SHELL
 from omnistage.client.errors import OmniError, StackError
+from omnistage.host.background import end_tasks
 from omnistage.host.child import ConnectedChild
 from omnistage.host.descriptors import raise_limit
 
@@ -117,10 +118,7 @@ class Begins:
             yield
         finally:
             self._stack = None
-            for task in self._tasks:
-                task.cancel()
-            if self._tasks:
-                await asyncio.wait(self._tasks)
+            await end_tasks(self._tasks)
 
     def start_for_owner(self, name: str) -> None:
         """Called when the owner asks for a pipeline: start it, and send the owner the result."""
