@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -29,6 +30,7 @@ LOG_LINES = 12
 STOP_MARGIN_S = 5.0
 
 
+@dataclass(eq=False)
 class Child:
     """A server process of the stack.
 
@@ -37,29 +39,19 @@ class Child:
     serves. log: the file that gets its output; None: this process's stderr. environment: all its variables; None: those of this process.
     fds: file descriptors that it inherits in addition to those of `start`. bounds: limits on its memory."""
 
-    def __init__(
-        self,
-        name: str,
-        module: str,
-        arguments: Sequence[str],
-        address: str,
-        metrics_address: str,
-        log: Path | None,
-        environment: Mapping[str, str] | None = None,
-        fds: Sequence[int] = (),
-        bounds: Bounds = ANY_MEMORY,
-    ) -> None:
-        self.name = name
-        self.address = address
-        self.metrics_address = metrics_address
-        self._command = [sys.executable, "-m", module, *arguments, "--metrics-address", metrics_address]
-        self._log = log
-        self._environment = environment
-        self._fds = tuple(fds)
-        self._bounds = bounds
-        self._memory_bytes: int | None = None  # Its bound on memory.
-        self._process: ConnectedChild | None = None
-        self._serves = False
+    name: str
+    module: str
+    arguments: Sequence[str]
+    address: str
+    metrics_address: str
+    log: Path | None
+    environment: Mapping[str, str] | None = None
+    fds: Sequence[int] = ()
+    bounds: Bounds = ANY_MEMORY
+    _memory_bytes: int | None = field(default=None, init=False)
+    """Its bound on memory."""
+    _process: ConnectedChild | None = field(default=None, init=False)
+    _serves: bool = field(default=False, init=False)
 
     @property
     def serves(self) -> bool:
@@ -80,7 +72,7 @@ class Child:
             process = self._process = self._spawn(lifeline_fd, start_fd, words)
         except OSError as error:
             raise StackError(f"{self.name} cannot be started: {error}") from error
-        self._memory_bytes = self._bounds.put_on(process.pid)
+        self._memory_bytes = self.bounds.put_on(process.pid)
         line = await first_of(process.first_line(), wait_until_stopped(process.pid))
         if isinstance(line, str):
             await self.kill()
@@ -89,24 +81,25 @@ class Child:
         if "address" not in ready:
             raise await self._died_at_start(ready.get("error", ""))
         self.address, self.metrics_address = str(ready["address"]), str(ready["metrics_address"])
-        self._memory_bytes = self._bounds.put_on_serving(self.pid, memory_of_machine()) or self._memory_bytes
+        self._memory_bytes = self.bounds.put_on_serving(self.pid, memory_of_machine()) or self._memory_bytes
         self._serves = True
 
     def _spawn(self, lifeline_fd: int, start_fd: int | None, words: Sequence[str]) -> ConnectedChild:
         """Start the process, with its output in the log. The arguments are those of `start`. Raises OSError."""
 
         def command(fd: int) -> list[str]:
+            places = {"metrics_address": self.metrics_address, "address": self.address}
             fds = {"lifeline_fd": lifeline_fd, "start_fd": start_fd, "ready_fd": fd, "liveness_fd": fd}
-            return [*self._command, *words, *typed({"address": self.address, **fds})]
+            return [sys.executable, "-m", self.module, *self.arguments, *words, *typed({**places, **fds})]
 
-        fds = (lifeline_fd, *(() if start_fd is None else (start_fd,)), *self._fds)
-        with nullcontext(sys.stderr) if self._log is None else open_log(self._log) as log:
-            return ConnectedChild(command, fds=fds, environment=self._environment, output=log.fileno(), errors=log.fileno())
+        fds = (lifeline_fd, *(() if start_fd is None else (start_fd,)), *self.fds)
+        with nullcontext(sys.stderr) if self.log is None else open_log(self.log) as log:
+            return ConnectedChild(command, fds=fds, environment=self.environment, output=log.fileno(), errors=log.fileno())
 
     async def _died_at_start(self, reason: str) -> StackError:
         """The error of a process that ended before it served. reason: the reason that the process itself gave; empty: it gave none."""
         code = await self.wait()
-        hint = f"Its whole log is {self._log}." if self._log else "Its output is above."
+        hint = f"Its whole log is {self.log}." if self.log else "Its output is above."
         if reason:
             return StackError(f"{self.name} cannot start: {reason}", hint=hint)
         error = StackError(f"{self.name} ended with {self.told_end(code)} before it was ready", hint=hint)
@@ -115,9 +108,9 @@ class Child:
 
     def last_lines(self) -> str:
         """The last lines of the process's log; empty if it has no log."""
-        if self._log is None:
+        if self.log is None:
             return ""
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_LINES:])
 
     def told_end(self, code: int) -> str:
         """A text that says how the process ended. code: as `wait` returns it."""
