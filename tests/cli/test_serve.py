@@ -32,7 +32,7 @@ from helpers.serving import ServeProcess, pid_of, serving
 from helpers.toy_pipeline import toy_pipeline
 from helpers.waiting import until
 from omnistage.cli.stack import processes
-from omnistage.cli.stack.processes import Child, Keeper
+from omnistage.cli.stack.processes import Child, keep
 from omnistage.cli.stack.resources import OOM_SCORE, bound_text, mapped, memory_of_machine, router_bounds, stage_bounds
 from omnistage.client import Omni
 from omnistage.client.connection import Replica
@@ -346,7 +346,7 @@ async def kept(log: Path) -> AsyncIterator[KeptTalker]:
     told: asyncio.Queue[tuple[str, str]] = asyncio.Queue(100)
     try:
         await child.start(lifeline[0])
-        keeping = asyncio.create_task(Keeper(child, lifeline[0], lambda what, text: told.put_nowait((what, text))).keep())
+        keeping = asyncio.create_task(keep(child, lifeline[0], lambda what, text: told.put_nowait((what, text))))
         try:
             yield KeptTalker(child, told)
         finally:

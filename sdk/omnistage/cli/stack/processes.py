@@ -1,8 +1,9 @@
-"""One server process of a stack. `Child` starts it, waits until it serves, and stops it. `Keeper` keeps it running: starts it again, at the
+"""One server process of a stack. `Child` starts it, waits until it serves, and stops it. `keep` keeps it running: starts it again, at the
 same address, when it has ended by itself, and kills it first if it no longer answers.
 
 A call of native code that keeps Python's lock stops the whole process, with any watchdog in it: only another process can notice that. The
-questions go over a socket of their own and not by gRPC, whose threads would be awake for seconds after each question."""
+questions go over the socket on which the process said that it serves, and not by gRPC, whose threads would be awake for seconds after each
+question."""
 
 from __future__ import annotations
 
@@ -184,66 +185,46 @@ async def in_time(name: str, log_lines: Callable[[], str] = str) -> AsyncIterato
         raise error from None
 
 
-class Keeper:
-    """Watches a child that serves, and starts it again when it has ended. lifeline_fd: see `Child.start`."""
+async def keep(child: Child, lifeline_fd: int, tell: Tell) -> StackError:
+    """Watch a child that serves, and start it again when it has ended, after pauses that grow. Returns only when it is given up, after
+    MAX_FAILED_STARTS failures in a row, with the error of the last one. lifeline_fd: see `Child.start`.
 
-    def __init__(self, child: Child, lifeline_fd: int, tell: Tell) -> None:
-        self.child = child
-        self._lifeline_fd = lifeline_fd
-        self._tell = tell
-        self._backoff_s = FIRST_BACKOFF_S
+    If this is cancelled while a process is being started, `Child.stop` can end that process.
+    """
+    clock = asyncio.get_running_loop().time
+    backoff_s = FIRST_BACKOFF_S
+    while True:
+        serving_since = clock()
+        report = await _loss(child)
+        lost_at = clock()
+        tell(*report)
+        if lost_at - serving_since >= HEALTHY_S:
+            backoff_s = FIRST_BACKOFF_S
+        for failures in range(1, MAX_FAILED_STARTS + 1):
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+            try:
+                async with in_time(child.name, child.last_lines):
+                    await child.start(lifeline_fd)
+                break
+            except StackError as error:
+                await child.kill()
+                if failures == MAX_FAILED_STARTS:
+                    return error
+                tell("failed", error.message)
+        tell("restarted", f"{child.name} (pid {child.pid}) after {clock() - lost_at:.1f} s")
 
-    async def keep(self) -> StackError:
-        """Keep the process running; return only when it is given up, with the error of its last failed start.
 
-        If this is cancelled while a process is being started, `Child.stop` can end that process.
-        """
-        clock = asyncio.get_running_loop().time
-        while True:
-            serving_since = clock()
-            report = await self._end()
-            lost_at = clock()
-            self._tell(*report)
-            if lost_at - serving_since >= HEALTHY_S:
-                self._backoff_s = FIRST_BACKOFF_S
-            failure = await self._start_again()
-            if failure is not None:
-                return failure
-            self._tell("restarted", f"{self.child.name} (pid {self.child.pid}) after {clock() - lost_at:.1f} s")
-
-    async def _end(self) -> tuple[str, str]:
-        """Wait until the process has ended; kill it if it does not answer. Returns the event and the text for `tell`."""
-        label = f"{self.child.name} (pid {self.child.pid})"
-        end = await first_of(self.child.wait(), self.child.silence())
-        if isinstance(end, str):
-            await self.child.kill()
-            return "lost", f"{label} {end} and was killed"
-        if end:
-            return "lost", f"{label} ended with {self.child.told_end(end)}"
-        return "ended", f"{label} was told to, and let its sessions finish; it is started again"
-
-    async def _start_again(self) -> StackError | None:
-        """Start the process again and again, after pauses that grow, until it serves; then return None. After MAX_FAILED_STARTS failures
-        return the error of the last one."""
-        failures = 0
-        while True:
-            await asyncio.sleep(self._backoff_s)
-            self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
-            failure = await self._try_start()
-            failures += 1
-            if failure is None or failures == MAX_FAILED_STARTS:
-                return failure
-            self._tell("failed", failure.message)
-
-    async def _try_start(self) -> StackError | None:
-        """Start the process once; returns the error if it does not serve, None if it does."""
-        try:
-            async with in_time(self.child.name, self.child.last_lines):
-                await self.child.start(self._lifeline_fd)
-        except StackError as error:
-            await self.child.kill()
-            return error
-        return None
+async def _loss(child: Child) -> tuple[str, str]:
+    """Wait until a child has ended; kill it if it does not answer. Returns the event and the text for `tell`."""
+    label = f"{child.name} (pid {child.pid})"
+    end = await first_of(child.wait(), child.silence())
+    if isinstance(end, str):
+        await child.kill()
+        return "lost", f"{label} {end} and was killed"
+    if end:
+        return "lost", f"{label} ended with {child.told_end(end)}"
+    return "ended", f"{label} was told to, and let its sessions finish; it is started again"
 
 
 PERIOD_S = 5.0

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from omnistage.cli.stack.layout import ANY_PORT, GATEWAY, ROUTER, Layout, move_port, room
 from omnistage.cli.stack.pipelines import fetch_own
-from omnistage.cli.stack.processes import Child, Keeper, Tell, in_time
+from omnistage.cli.stack.processes import Child, Tell, in_time, keep
 from omnistage.cli.stack.resources import Bounds, Ports, gateway_environment, memory_of_machine, router_bounds, stage_bounds, with_token
 from omnistage.client.errors import StackError, UnknownModelError
 from omnistage.client.threads import run_on_thread
@@ -361,7 +361,7 @@ class Stack:
         """Start a process, wait until it serves, and have it kept from then on. wait_fd, words: `start_fd` and `words` of `Child.start`."""
         await child.start(self._lifeline_fd, wait_fd, words)
         self._report(child.name)
-        keeper = asyncio.create_task(self._keep(servers, Keeper(child, self._lifeline_fd, self._tell)))
+        keeper = asyncio.create_task(self._keep(servers, child))
         keeper.add_done_callback(self._note_keeper_end)
         servers.keepers.append(keeper)
 
@@ -377,9 +377,9 @@ class Stack:
 
     # Keeping -------------------------------------------------------------------------------------------------------------------------
 
-    async def _keep(self, servers: Servers, keeper: Keeper) -> None:
-        """Keep a process running, and give it up when its keeper does."""
-        self._give_up(servers, keeper.child, await keeper.keep())
+    async def _keep(self, servers: Servers, child: Child) -> None:
+        """Keep a process running, and give it up when that fails."""
+        self._give_up(servers, child, await keep(child, self._lifeline_fd, self._tell))
 
     def _give_up(self, servers: Servers, child: Child, error: StackError) -> None:
         """Give a process up: nothing starts it again. If no other does the same work, the pipelines that need it are out; if it was the
