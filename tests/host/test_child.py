@@ -45,8 +45,8 @@ def saying(words: str, code: str = "") -> ConnectedChild:
 )
 async def test_all_who_wait_are_told_of_the_end(code: str, end: str) -> None:
     with closing(saying("", code)) as child:
-        one, other, on_thread = await asyncio.gather(child.ended(), child.ended(), asyncio.to_thread(child.wait))
-        assert one == other == on_thread == child.wait(0) == await child.ended()
+        one, other, on_thread = await asyncio.gather(child.wait_on_loop(), child.wait_on_loop(), asyncio.to_thread(child.wait))
+        assert one == other == on_thread == child.wait(0) == await child.wait_on_loop()
         assert describe_end(one) == end
 
 
@@ -57,7 +57,7 @@ async def test_one_that_hangs_is_waited_for_only_so_long_and_ends_with_what_it_s
         assert child.wait(0.01) is None
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
-                await child.ended()
+                await child.wait_on_loop()
     assert child.wait(0) == -signal.SIGKILL and wait_end(other, 30)
 
 
@@ -73,9 +73,9 @@ def test_a_connection_that_is_cut_ends_for_both(capfd: pytest.CaptureFixture[str
     with closing(saying("ready\n", "sys.exit(len(os.read(int(sys.argv[1]), 1)))")) as child:
         lines = child.lines()
         assert next(lines) == b"ready"
-        child.cut()
+        child.disconnect()
         assert (list(lines), child.wait(30)) == ([], 0)
-    child.cut()
+    child.disconnect()
 
 
 def test_a_program_that_is_not_there_is_an_error_and_leaves_nothing() -> None:

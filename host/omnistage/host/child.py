@@ -95,7 +95,7 @@ class ChildProcess:
             self._process.wait()
         return self._process.returncode
 
-    async def ended(self) -> int:
+    async def wait_on_loop(self) -> int:
         """Wait for the end on an event loop, always the same one; several tasks may wait. Returns as `wait`."""
         import asyncio  # Imported here: a process that decodes does without it.
 
@@ -190,7 +190,7 @@ class ConnectedChild(ChildProcess):
             data += piece
         return data
 
-    def cut(self) -> None:
+    def disconnect(self) -> None:
         """End the connection: both sides read its end now. Waits for nothing, and takes no lock: any thread may call it."""
         with suppress(OSError):  # It is closed already.
             self.channel.shutdown(socket.SHUT_RDWR)

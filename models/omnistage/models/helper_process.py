@@ -37,7 +37,7 @@ class HelperProcess(ModuleChild):
     async def end(self) -> None:
         """Kill the process and wait until its memory is free."""
         try:
-            await self.killed()
+            await self.kill_and_wait()
         finally:  # If an event loop that ends cancels this, nobody else waits for the killed process.
             self.close()
 
@@ -51,7 +51,7 @@ class HelperProcess(ModuleChild):
         except TimeoutError:
             raise NotTaken(f"the process that {self._work} is not ready after {self._start_limit_s:g} s") from None
         if not self._ready:
-            end = describe_end(await self.killed())
+            end = describe_end(await self.kill_and_wait())
             raise NotTaken(f"the process that {self._work} did not start ({end}); its standard error says why")
         return self._ready
 
@@ -79,7 +79,7 @@ class HelperProcess(ModuleChild):
         except ConnectionResetError:
             return b""
 
-    async def killed(self) -> int:
+    async def kill_and_wait(self) -> int:
         """Kill the process, which may have closed the socket and still be alive, and wait for its end. Returns its status, as `wait`."""
         self.kill()
-        return await self.ended()
+        return await self.wait_on_loop()

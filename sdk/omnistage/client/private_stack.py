@@ -1,9 +1,9 @@
 """A private stack: router and stages as processes of this machine, started for one client and ended with it.
 
 The launcher, `omnistage serve`, starts and watches the processes. On its socket it reports the router's address, and later the result for
-each pipeline that the client asks for there. When the socket ends, it ends everything that it started: in `stop` and `cut`, at the exit of
-this process, and when this process is killed. A forked child of this process does not hold the socket open, and nothing that the child
-does ends the launcher."""
+each pipeline that the client asks for there. When the socket ends, it ends everything that it started: in `stop` and `disconnect`, at the
+exit of this process, and when this process is killed. A forked child of this process does not hold the socket open, and nothing that the
+child does ends the launcher."""
 
 from __future__ import annotations
 
@@ -192,9 +192,9 @@ class PrivateStack:
             raise StackError(f"only the client is installed here; a stack of one's own needs more: {install(*ALL_EXTRAS)}", hint=hint)
         launcher = self._launcher = Launcher(self._plan.command)
         # Garbage is collected on any thread, so this does not wait; the launcher then ends by itself.
-        weakref.finalize(self, launcher.cut).atexit = False
+        weakref.finalize(self, launcher.disconnect).atexit = False
         if self._is_given_up:
-            launcher.cut()
+            launcher.disconnect()
         try:
             report = launcher.first_report.result(self._plan.start_timeout_s)
         except TimeoutError:
@@ -216,7 +216,7 @@ class PrivateStack:
             async with asyncio.timeout(self._plan.start_timeout_s):
                 report = await asyncio.wrap_future(self._ask_for(pipeline))
         except TimeoutError:
-            raise self._late() from None
+            raise self._timeout_error() from None
         self._checked(report, pipeline)
 
     def begin(self, pipeline: str) -> None:
@@ -227,7 +227,7 @@ class PrivateStack:
         try:
             report = self._ask_for(pipeline).result(self._plan.start_timeout_s)
         except TimeoutError:
-            raise self._late() from None
+            raise self._timeout_error() from None
         self._checked(report, pipeline)
 
     def _ask_for(self, pipeline: str) -> Future[Report]:
@@ -240,7 +240,7 @@ class PrivateStack:
         if os.getpid() != self._owner:
             raise ForkedError("this stack is that of the parent of this process")
 
-    def _late(self) -> StackError:
+    def _timeout_error(self) -> StackError:
         """The error for a pipeline that does not serve in time."""
         fault = f"the pipeline did not serve within {self._plan.start_timeout_s:g} s"
         return StackError(fault, hint="Give more time with {start_timeout}.")
@@ -260,7 +260,7 @@ class PrivateStack:
         if os.getpid() == self._owner and not self._address:
             self._is_given_up = True
             if self._launcher is not None:
-                self._launcher.cut()
+                self._launcher.disconnect()
 
     def stop(self) -> None:
         """End all processes and wait for them, also those of a start that still runs."""
@@ -339,14 +339,14 @@ class Launcher:
         for pipeline, future in reports.items():
             future.set_result({"error": f"the launcher ended before {pipeline} served"})
 
-    def cut(self) -> None:
+    def disconnect(self) -> None:
         """End the connection, so that the launcher ends, and wait for nothing. Takes no lock: garbage collection may call this on any
         thread."""
-        self._process.cut()
+        self._process.disconnect()
 
     def stop(self) -> None:
         """End the connection and wait for the end of all processes; after `STOP_TIMEOUT_S` seconds kill them."""
-        self.cut()
+        self.disconnect()
         self._reading.join(STOP_TIMEOUT_S)
         if self._reading.is_alive():
             # The launcher's own children notice its end, and end too.

@@ -324,7 +324,7 @@ class DecodingProcess(HelperProcess):
         except TimeoutError:
             raise BadMedia(f"decoding it takes longer than {limit_s:g} s: send a part of it, or a smaller one") from None
         if not answer:
-            raise BadMedia(self._fault(await self.killed()))
+            raise BadMedia(self._fault(await self.kill_and_wait()))
         self._decoded += 1
         return answer
 

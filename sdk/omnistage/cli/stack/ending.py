@@ -198,20 +198,9 @@ Count = frozenset[tuple[str, tuple[tuple[str, str], ...], float]]
 """The samples of the metrics that count requests: the name, the labels and the value of each."""
 
 
-@asynccontextmanager
-async def end_when_idle(limit_s: float, addresses: Callable[[], Mapping[str, str]], end: Callable[[], object]) -> AsyncIterator[None]:
-    """A context in which `end` is called when there has been no request for limit_s seconds; 0: never. addresses: returns HOST:PORT of the
-    metrics of all processes, by name."""
-    watching = asyncio.create_task(_watch_requests(limit_s, addresses, end)) if limit_s else None
-    try:
-        yield
-    finally:
-        if watching is not None:
-            await end_tasks({watching})
-
-
-async def _watch_requests(limit_s: float, addresses: Callable[[], Mapping[str, str]], end: Callable[[], object]) -> None:
-    """Compare the counts of requests again and again, and call `end` when they have not changed for limit_s."""
+async def watch_requests(limit_s: float, addresses: Callable[[], Mapping[str, str]], end: Callable[[], object]) -> None:
+    """Compare the counts of requests again and again, and call `end` when they have not changed for limit_s seconds. addresses: returns
+    HOST:PORT of the metrics of all processes, by name."""
     clock = asyncio.get_running_loop().time
     idle_since, last_counts = clock(), await count_requests(addresses())
     while clock() - idle_since < limit_s:

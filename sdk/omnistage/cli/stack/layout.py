@@ -147,7 +147,7 @@ class Layout:
             "options": json.dumps(dict(stage.options)) if stage.options else None,
             "inline_limit": self.servers.inline_limit,
         }
-        return typed(options | self._shared_options)
+        return option_words(options | self._shared_options)
 
     def router_arguments(self, addresses: Sequence[tuple[str, str]]) -> list[str]:
         """The command line of the router, without its own addresses. addresses: (PIPELINE/KIND, HOST:PORT) of every stage server."""
@@ -158,7 +158,7 @@ class Layout:
             "stall_limit": self.servers.stall_limit_s,
             "client_share": self.servers.client_share,
         }
-        return typed(options | self._shared_options)
+        return option_words(options | self._shared_options)
 
     @property
     def _shared_options(self) -> dict[str, object]:
@@ -206,7 +206,7 @@ def flag(setting: str) -> str:
     return f"--{setting.replace('_', '-')}"
 
 
-def typed(options: Mapping[str, object]) -> list[str]:
+def option_words(options: Mapping[str, object]) -> list[str]:
     """Options as words of a command line, without those that are None."""
     return [word for name, value in options.items() if value is not None for word in (flag(name), str(value))]
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from omnistage.cli.stack.layout import typed
+from omnistage.cli.stack.layout import option_words
 from omnistage.cli.stack.resources import Bounds, bound_text, memory_of_machine
 from omnistage.client.errors import StackError
 from omnistage.host.background import first_of
@@ -91,7 +91,7 @@ class Child:
         def command(fd: int) -> list[str]:
             places = {"metrics_address": self.metrics_address, "address": self.address}
             fds = {"lifeline_fd": lifeline_fd, "start_fd": start_fd, "ready_fd": fd, "liveness_fd": fd}
-            return [sys.executable, "-m", self.module, *self.arguments, *words, *typed({**places, **fds})]
+            return [sys.executable, "-m", self.module, *self.arguments, *words, *option_words({**places, **fds})]
 
         fds = (lifeline_fd, *(() if start_fd is None else (start_fd,)), *self.fds)
         with nullcontext(sys.stderr) if self.log is None else open_log(self.log) as log:
@@ -119,7 +119,7 @@ class Child:
 
     async def wait(self) -> int:
         """Wait for its end and return the exit code; negative: the signal that ended it."""
-        return 0 if self._process is None else await self._process.ended()
+        return 0 if self._process is None else await self._process.wait_on_loop()
 
     async def silence(self) -> str:
         """Wait until the process that serves answers no more; returns a text that says so."""
@@ -133,14 +133,14 @@ class Child:
             self._process.terminate()
             with suppress(TimeoutError):
                 async with asyncio.timeout((grace_s if self._serves else 0.0) + STOP_MARGIN_S):
-                    await self._process.ended()
+                    await self._process.wait_on_loop()
         await self.kill()
 
     async def kill(self) -> None:
         """Send SIGKILL, if the process runs, and wait for its end."""
         if self._process is not None:
             self._process.kill()
-            await self._process.ended()
+            await self._process.wait_on_loop()
             self._process.close()
 
     def kill_now(self) -> None:

@@ -21,7 +21,7 @@ from rich.markup import escape
 
 from omnistage.cli import interrupt
 from omnistage.cli.console import Notices
-from omnistage.cli.stack.ending import Ending, Owner, end_when_idle, error_line, start_stack
+from omnistage.cli.stack.ending import Ending, Owner, error_line, start_stack, watch_requests
 from omnistage.cli.stack.layout import Layout, reachable_address
 from omnistage.cli.stack.pipelines import Choice, layout_of
 from omnistage.cli.stack.processes import open_log
@@ -85,7 +85,9 @@ async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, owner: 
                 owner.tell_first({"address": address, "http": http, "metrics": metrics})
                 if not owner.is_there:
                     announce(notices, address, layout, http=http, metrics=metrics, log_folder=logs)
-                async with end_when_idle(limit_s, stack.metrics_addresses, end_idle), begins.of(stack, layout):
+                async with begins.of(stack, layout):
+                    if limit_s:
+                        begins.add(watch_requests(limit_s, stack.metrics_addresses, end_idle))
                     raise await stack.broken()
     except asyncio.CancelledError:
         if not ending.has_begun:
@@ -113,7 +115,7 @@ class Begins:
         of the layout serves already."""
         self._stack = stack
         for pipeline in () if self._owner.is_private else layout.pipelines:
-            self._add(self._keep(stack, pipeline.name, serves=pipeline is layout.pipelines[0]))
+            self.add(self._keep(stack, pipeline.name, serves=pipeline is layout.pipelines[0]))
         try:
             yield
         finally:
@@ -125,9 +127,9 @@ class Begins:
         if self._stack is None:
             self._owner.tell({"pipeline": name, "error": "the stack does not serve", "hint": "Ask when it has said that it does."})
         else:
-            self._add(self._answer(self._stack, name))
+            self.add(self._answer(self._stack, name))
 
-    def _add(self, work: Coroutine[None, None, None]) -> None:
+    def add(self, work: Coroutine[None, None, None]) -> None:
         """Run this as a task, which is cancelled when the block of `of` ends."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
