@@ -87,7 +87,7 @@ class Stack:
         self._report = report
         self._tell_owner = tell
         self._exits = ExitStack()
-        """What is to be closed or removed at the end: the lifeline, the ports and the stack's own folders."""
+        """The things that are closed or removed at the end: the lifeline, the ports and the stack's own folders."""
         self.log_folder = log_folder
         self._stages: list[Servers] = []
         self._fronts: list[Servers] = []
