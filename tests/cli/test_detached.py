@@ -158,16 +158,6 @@ def test_nothing_to_stop_is_told() -> None:
         assert done.returncode == 1 and "no stack of yours serves on this machine" in done.stderr
 
 
-@lengths.long_form("cli/test_detached.py::test_stop_now_ends_one_that_was_started_in_the_background")
-def test_stop_now_waits_for_no_answer(family: ProcessFamily, slow: str) -> None:
-    assert omnistage("serve", slow, "--detach", "--address", "127.0.0.1:0", "--grace", "600").returncode == 0
-    [served] = all_served()
-    with answering(served.address):
-        assert omnistage("stop", "--now").returncode == 0
-    assert all_served() == []
-    assert [pid for pid in family.pids() if pid != os.getpid()] == []
-
-
 class Keys:
     """Pressed one after the other, each when a text is there. steps: those that are to come."""
 

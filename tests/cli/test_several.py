@@ -26,7 +26,7 @@ from omnistage.cli.stack.pipelines import Choice, layout_of
 from omnistage.cli.stack.served import announce
 from omnistage.client import Omni
 from omnistage.client.connection import LOCAL_ADDRESS
-from omnistage.client.errors import BadRequestError, StackError, StartingError
+from omnistage.client.errors import BadRequestError, StackError
 from omnistage.models.toy import formulas
 
 
@@ -37,22 +37,6 @@ def test_one_address_answers_and_draws(family: ProcessFamily) -> None:
         assert server.report("serving ") == "toy-picture"
         assert len(omni.draw("a kite", seed=1).pictures) == 1
         assert [(one.name, one.state) for one in omni.pipelines()] == [("toy", "ready"), ("toy-picture", "ready")]
-
-
-@lengths.long_form(
-    "cli/test_several.py::test_one_address_answers_and_draws",
-    "router/test_starting.py::test_a_pipeline_that_starts_later_and_is_lost_again",
-)
-def test_the_first_serves_while_the_next_one_is_loaded(family: ProcessFamily, tmp_path: Path) -> None:
-    file, pipe = loading_pipeline(tmp_path)
-    with serving(family, "toy", str(file), environment=ENVIRONMENT) as server:
-        address = server.address()
-        with reading(pipe), Omni(address=address) as omni:
-            assert omni.generate("Hi", outputs=["text"]).text
-            assert [(one.name, one.state) for one in omni.pipelines()] == [("toy", "ready"), ("loading", "starting")]
-            with pytest.raises(StartingError):
-                omni.generate("Hi", pipeline="loading", timeout_s=0.5)
-        assert server.report("serving ") == "loading"
 
 
 def test_the_end_takes_a_pipeline_along_that_is_starting(family: ProcessFamily, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -25,8 +24,8 @@ from helpers.loading import loading_pipeline, reading
 from helpers.processes import ProcessFamily, StartedProcess, wait_end
 from helpers.toy_pipeline import toy_pipeline
 from helpers.waiting import until
-from omnistage.client import AsyncOmni, BadRequestError, ClosedError, DeadlineError, Omni, OverloadedError, Picture, StackError
-from omnistage.client.private_stack import BEGIN_THREAD, PrivateStack, StackPlan
+from omnistage.client import AsyncOmni, BadRequestError, ClosedError, DeadlineError, Omni, OverloadedError, StackError
+from omnistage.client.private_stack import PrivateStack, StackPlan
 from omnistage.models.toy import formulas
 
 PROCESSES, ALONE = 5, 3
@@ -67,19 +66,6 @@ def kill_owner(family: ProcessFamily, number: signal.Signals, pipeline: str, cod
     assert family.wait_ended() == []
 
 
-@lengths.long_form(
-    "client/test_private_stack.py::test_it_is_started_once_for_all_threads_that_ask",
-    "client/test_private_stack.py::test_settings_reach_the_stages_or_are_refused",
-)
-def test_others_can_use_a_stack_and_closing_leaves_no_process(family: ProcessFamily) -> None:
-    code = "import sys, json; from omnistage.client import Omni; print(json.dumps(Omni(address=sys.argv[1]).generate('Hi', seed=1).text))"
-    with Omni(pipeline="toy") as omni:
-        assert omni.generate("Hi", seed=1).text == TEXT
-        assert len(family.pids()) == PROCESSES
-        other = subprocess.run([sys.executable, "-c", code, omni.address], capture_output=True, text=True, timeout=60)
-        assert json.loads(other.stdout) == TEXT
-
-
 def test_settings_reach_the_stages_or_are_refused(family: ProcessFamily) -> None:
     with Omni(pipeline="toy", gpu_memory_utilization=0.5, max_sessions=1, max_retries=0) as omni:
         told = [replica.settings["gpu_memory_utilization"] for replica in omni.replicas()]
@@ -95,16 +81,6 @@ def test_settings_reach_the_stages_or_are_refused(family: ProcessFamily) -> None
     assert "replicas={'talker': 2}" in raised.value.message
     with pytest.raises(StackError, match="max_batch_size 2: the talker of toy"), Omni(pipeline="toy", max_batch_size={"talker": 2}):
         pass
-
-
-@lengths.long_form(
-    "client/test_private_stack.py::test_a_call_that_is_cancelled_leaves_the_start_to_the_next_one",
-    "client/test_request.py::test_settings_become_the_command_line_of_the_launcher",
-)
-async def test_the_async_client_owns_a_stack_too(family: ProcessFamily, alone: str) -> None:
-    async with AsyncOmni(pipeline=alone, replicas={"thinker": 2}) as omni:
-        assert [replica.stage for replica in await omni.replicas()] == ["thinker", "thinker"]
-        assert (await omni.generate("Hi", seed=1)).text == TEXT
 
 
 def test_an_owner_that_never_closes_leaves_no_process(family: ProcessFamily, alone: str) -> None:
@@ -172,36 +148,6 @@ def test_a_start_that_takes_too_long_ends(family: ProcessFamily) -> None:
         Omni(pipeline="toy", start_timeout_s=0.01)
 
 
-@lengths.long_form(
-    "cli/test_serve.py::test_what_dies_is_started_again_at_its_address",
-    "link/test_chain.py::test_a_replica_that_comes_back_in_time_is_waited_for",
-)
-def test_a_stage_that_is_killed_is_started_again_and_a_call_waits_for_that(family: ProcessFamily) -> None:
-    with Omni(pipeline="toy") as omni:
-        before = {replica.stage: replica for replica in omni.replicas()}
-        os.kill(before["talker"].pid, signal.SIGKILL)
-        assert wait_end(before["talker"].pid, 30)
-        answer = omni.generate("Hi", seed=1, timeout_s=120.0, max_retries=100)
-        assert answer.text == TEXT
-        after = {replica.stage: replica for replica in omni.replicas()}
-        assert {stage for stage in after if after[stage].pid != before[stage].pid} == {"talker"}
-        assert {stage: replica.address for stage, replica in after.items()} == {stage: replica.address for stage, replica in before.items()}
-
-
-@lengths.long_form(
-    "client/test_drawing.py::test_a_stream_of_a_drawing_tells_its_steps",
-    "client/test_drawing.py::test_asyncio",
-    "cli/test_several.py::test_one_address_answers_and_draws",
-)
-def test_a_drawing_pipeline_gives_pictures(family: ProcessFamily) -> None:
-    with Omni(pipeline="toy-picture") as omni:
-        answer = omni.draw("a kite", seed=1)
-        assert len(answer.pictures) == 1 and answer.pictures[0].media_type.startswith("image/")
-        assert answer.audio is None
-        pictures = [event for event in omni.stream_draw("a kite", seed=1, results=1) if isinstance(event, Picture)]
-        assert [picture.data for picture in pictures] == [answer.pictures[0].data]
-
-
 @pytest.fixture(autouse=True)
 def tests_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that this one starts find the families of the tests."""
@@ -247,16 +193,17 @@ def test_one_that_cannot_start_is_told_each_time_and_the_first_goes_on(family: P
 
 @lengths.long_form(
     "cli/test_several.py::test_the_end_takes_a_pipeline_along_that_is_starting",
-    unkept="all who wait for it are told, by the work of one thread",
+    unkept="all who wait for it are told, and none of them takes a thread",
 )
 async def test_stopping_ends_one_that_is_starting(family: ProcessFamily, tmp_path: Path) -> None:
-    """For all who wait, which is the work of one thread."""
+    """For all who wait, none of whom takes a thread."""
     file, pipe = loading_pipeline(tmp_path)
     stack = PrivateStack(StackPlan({"pipeline": ("toy-picture", str(file))}))
     await stack.start_on_thread()
-    waiting = [asyncio.create_task(stack.begin_on_thread("loading")) for _ in range(50)]
+    before = threading.active_count()
+    waiting = [asyncio.create_task(stack.begin_on_loop("loading")) for _ in range(50)]
     await asyncio.sleep(0)  # All have begun to wait then.
-    assert [one.name for one in threading.enumerate()].count(BEGIN_THREAD) == 1
+    assert threading.active_count() == before
     with await asyncio.to_thread(open, pipe, "wb"):
         await asyncio.to_thread(stack.stop)
         for each in waiting:

@@ -137,9 +137,9 @@ def test_settings_become_the_command_line_of_the_launcher(tmp_path: Path) -> Non
     settings: StackSettings = {"pipeline": "toy", "device": {"talker": "cuda:0"}, "replicas": {"talker": 2}, "max_sessions": 4}
     settings |= {"max_batch_size": {"thinker": 8}, "kv_cache_bytes": 65536, "enable_cache": False}
     settings |= {"gpu_memory_utilization": 0.5, "memory_share": {"thinker": 0.25}}
-    words = " ".join(StackPlan(settings, tmp_path, 2).command(5, 6))
+    words = " ".join(StackPlan(settings, tmp_path, 2).command(5))
     for part in (
-        *("--ready-fd 5 --lifeline-fd 6", "--client-share 1", f"--checkpoint {tmp_path}", "--device talker=cuda:0", "--replicas talker=2"),
+        *("--ready-fd 5 --lifeline-fd 5", "--client-share 1", f"--checkpoint {tmp_path}", "--device talker=cuda:0", "--replicas talker=2"),
         *("--max-sessions 4", "--max-batch-size thinker=8 --kv-cache-bytes 65536 --enable-cache false --gpu-memory-utilization 0.5"),
         *("--gpu-memory-utilization 0.5 --memory-share thinker=0.25", "--tensor-parallel-size 2"),
     ):

@@ -377,8 +377,8 @@ def test_a_client_that_cannot_be(kind: Any, given: tuple[object, ...], named: di
 
 
 def test_the_first_argument_of_a_client_is_what_it_starts(tmp_path: Path) -> None:
-    assert StackPlan(with_first("toy", {"threads": 1})).command(1, 2)[-2:] == ["--", "toy"]
-    assert StackPlan(with_first(tmp_path, {})).command(1, 2)[-2:] == ["--", str(tmp_path)]
+    assert StackPlan(with_first("toy", {"threads": 1})).command(1)[-2:] == ["--", "toy"]
+    assert StackPlan(with_first(tmp_path, {})).command(1)[-2:] == ["--", str(tmp_path)]
     assert StackPlan(with_first(["toy", "smol"], {})).pipelines == ("toy", "smol")
     assert with_first(None, {"threads": 1}) == {"threads": 1}
     limit_s: Any = np.float32(20)

@@ -51,7 +51,7 @@ def test_the_client_gives_every_setting_to_the_command_line() -> None:
     assert set(SETTINGS) <= {*StackSettings.__annotations__, "tensor_parallel_size"}
     values = {"device": "cpu", "dtype": "auto", "enable_cache": True, "gpu_memory_utilization": 0.5, "memory_share": 0.5}
     settings = {name: values.get(name, 3) for name in set(SETTINGS) - {"tensor_parallel_size"}}
-    given = StackPlan(StackSettings(**settings)).command(1, 2)  # type: ignore[typeddict-item]
+    given = StackPlan(StackSettings(**settings)).command(1)  # type: ignore[typeddict-item]
     assert {flag(setting) for setting in SETTINGS} <= set(given)
 
 

@@ -26,7 +26,7 @@ from helpers.engines import items, read
 from helpers.parts import CONFIG, EXPERTS, MIX, MIXED, PLAN, RANDOM_READER, random_weights, read_random, read_toy
 from helpers.parts import READER as TOY_READER
 from helpers.parts import requests as toy_requests
-from helpers.processes import few_descriptors, open_files, wait_end
+from helpers.processes import few_descriptors, open_files
 from helpers.waiting import until
 from omnistage.engine.adapter import TokenHead
 from omnistage.engine.devices import ONE_RANK, Distributed
@@ -399,25 +399,6 @@ async def test_a_request_that_fails_after_a_step_fails_alone_and_an_error_within
             await read(stream)
         await until(lambda: bool(ended))
     assert "lost the others" not in capfd.readouterr().err
-
-
-@lengths.long_form(unkept="the others end with the first one, also one that is stopped")
-@pytest.mark.parametrize("stopped", [True, pytest.param(False, marks=lengths.LONG)])
-def test_the_others_end_with_the_first_one(stopped: bool) -> None:
-    """One that is stopped hears of nothing, and the kernel has to end it."""
-    code = (
-        "import signal; from test_team import *; held = engine_of(options(2, 0)); _, team = held.__enter__()\n"
-        "print(*team.processes, flush=True); signal.pause()"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((os.environ["PYTHONPATH"], str(Path(__file__).parent)))}
-    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) as first:
-        assert first.stdout is not None
-        (process,) = map(int, first.stdout.readline().split())
-        assert Path(f"/proc/{process}/fd").exists()
-        if stopped:
-            os.kill(process, signal.SIGSTOP)
-        first.kill()
-    assert wait_end(process, END_S)
 
 
 def listened(processes: list[int]) -> set[str]:

@@ -10,12 +10,36 @@ import asyncio
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import structlog
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+async def end_tasks(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel tasks, and wait until they have ended. Their results and errors are dropped."""
+    ending = set(tasks)
+    for task in ending:
+        task.cancel()
+    if ending:
+        await asyncio.wait(ending)
+
+
+async def first_of(work: Awaitable[T], other: Awaitable[U]) -> T | U:
+    """Run two works at the same time until one has ended, then end the other. Returns the result of the first, or raises its error. If both
+    have ended at once, `work` counts."""
+    tasks = (asyncio.ensure_future(work), asyncio.ensure_future(other))
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return tasks[0].result() if tasks[0].done() else tasks[1].result()
+    finally:
+        await end_tasks(tasks)
 
 
 class LastingTasks:
@@ -57,10 +81,7 @@ class LastingTasks:
     async def close(self) -> None:
         """Cancel all tasks and wait for their end, which breaks nothing any more."""
         self.broken.cancel()
-        tasks = tuple(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
 
 
 SHORTAGES = (OSError, MemoryError, RuntimeError)

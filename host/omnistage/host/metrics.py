@@ -71,11 +71,14 @@ class _Server(ThreadingWSGIServer):
 
     request_queue_size = BACKLOG
 
-    def __init__(self, *args: Any, **keywords: Any) -> None:
+    def __init__(self, address: tuple[str, int], handler: Any) -> None:
+        """address: host and port. Raises OSError."""
+        # The family of the first address.
+        self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
         self._silent: dict[socket.socket, None] = {}
         """Visitors that have not sent a request yet, the oldest first. Only the accepting thread adds visitors."""
         self._visitors: set[socket.socket] = set()
-        super().__init__(*args, **keywords)
+        super().__init__(address, handler)
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """Accept the next connection. A connection that cannot be accepted, for example because no descriptor is left, stays in the
@@ -121,12 +124,6 @@ class _Server(ThreadingWSGIServer):
         log.warning("metrics.failed", exc_info=sys.exc_info()[1])
 
 
-class _Server6(_Server):
-    """The same over IPv6."""
-
-    address_family = socket.AF_INET6
-
-
 class _Handler(WSGIRequestHandler):
     """The handler of one visitor's connection."""
 
@@ -148,10 +145,7 @@ class _Handler(WSGIRequestHandler):
 def serve_metrics(host: str, port: int, registry: CollectorRegistry) -> int:
     """Serve the page from now on, on threads of its own. Returns the port. host: without brackets. port: 0 takes a free one. Raises OSError
     if this process cannot listen there."""
-    # The family of the first address.
-    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-    kind = _Server6 if family is socket.AF_INET6 else _Server
-    server = make_server(host, port, _app(registry), kind, _Handler)
+    server = make_server(host, port, _app(registry), _Server, _Handler)
     start_spare("omnistage-metrics", partial(server.serve_forever, _NEVER_S), again_s=_PAUSE_S)
     return server.server_port
 

@@ -15,13 +15,13 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Literal, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import structlog
 from prometheus_client import CollectorRegistry
 
 from omnistage.host.addresses import check_can_listen, host_and_port
-from omnistage.host.background import LastingTasks, is_spare, start_spare
+from omnistage.host.background import LastingTasks, first_of, is_spare, start_spare
 from omnistage.host.descriptors import raise_limit
 from omnistage.host.errors import StartError
 from omnistage.host.logs import configure_logs, drain_logs
@@ -126,24 +126,13 @@ async def _live(
     breakage: _Breakage,
 ) -> None:
     """Get ready, serve until `stopped` is set, drain. line: fields of the ready line, which is logged and written to `ready_fd`."""
-    starting = asyncio.create_task(_start(service))
-    stopping = asyncio.create_task(stopped.wait())
-    tasks: set[asyncio.Task[None] | asyncio.Task[Literal[True]]] = {starting, stopping}
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        stopping.cancel()
-        if not starting.done():
-            starting.cancel()
-            await asyncio.wait({starting})
-    if starting.cancelled():
+    if await first_of(_start(service), stopped.wait()):
         return  # The process was stopped before it was ready.
-    starting.result()
     await listener.say(serves=True)
     log.info("server.ready", **line)
     with Watchdog(service.threads, breakage.by_hanging):
         await asyncio.to_thread(drain_logs)  # A reader who sees this line finds all earlier lines in the log.
-        _tell(settings.ready_fd, line)
+        _tell(settings.ready_fd, line, closes=settings.ready_fd != settings.liveness_fd)
         start_spare("omnistage-settle", _settle, again_s=SETTLE_AGAIN_S)
         await stopped.wait()
         log.info("server.draining", grace_s=settings.grace)
@@ -233,16 +222,9 @@ def _breakage(service: Service) -> Iterator[_Breakage]:
 
 async def _unless_broken(life: Coroutine[None, None, None], broken: asyncio.Future[str]) -> None:
     """Run `life` to its end. Raises Broken as soon as `broken` is done."""
-    living = asyncio.create_task(life)
-    futures: set[asyncio.Task[None] | asyncio.Future[str]] = {living, broken}
-    try:
-        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
-        if broken.done():
-            raise Broken(broken.result())
-        living.result()
-    finally:
-        living.cancel()
-        await asyncio.wait({living})
+    reason = await first_of(asyncio.shield(broken), life)
+    if reason is not None:
+        raise Broken(reason)
 
 
 def run(main: Callable[[], Awaitable[None]], ready_fd: int = -1) -> int:
@@ -309,10 +291,10 @@ def _lifeline_ended(loop: asyncio.AbstractEventLoop, fd: int, stopped: asyncio.E
         stopped.set()
 
 
-def _tell(ready_fd: int, line: Mapping[str, object]) -> None:
-    """Write a line of JSON to `ready_fd` and close it; do nothing if the number is negative."""
+def _tell(ready_fd: int, line: Mapping[str, object], *, closes: bool = True) -> None:
+    """Write a line of JSON to `ready_fd`, and close it if `closes`; do nothing if the number is negative."""
     if ready_fd >= 0:
-        with os.fdopen(ready_fd, "w") as pipe:
+        with os.fdopen(ready_fd, "w", closefd=closes) as pipe:
             pipe.write(json.dumps(line) + "\n")
 
 

@@ -44,6 +44,11 @@ def _check_collector(url: str) -> str:
     return url
 
 
+def setting(default: object, metavar: str, description: str, **rules: Any) -> Any:
+    """A field of settings. metavar: stands for its value in --help. rules: as of pydantic's Field."""
+    return Field(default, description=description, json_schema_extra={"metavar": metavar}, **rules)
+
+
 class ServerSettings(BaseSettings):
     """Settings of a server process; stages and the router add their own."""
 
@@ -53,47 +58,29 @@ class ServerSettings(BaseSettings):
 
     address: Address = Field("127.0.0.1:0", description="where to listen; port 0 takes a free one")
     metrics_address: Address = Field("127.0.0.1:0", description="Prometheus metrics")
-    channelz_address: Annotated[str, AfterValidator(_check_loopback)] = Field(
-        "",
-        description="channelz, on the loopback address only, for whoever debugs a stuck chain; empty: none",
-        json_schema_extra={"metavar": "HOST:PORT"},
+    channelz_address: Annotated[str, AfterValidator(_check_loopback)] = setting(
+        "", "HOST:PORT", "channelz, on the loopback address only, for whoever debugs a stuck chain; empty: none"
     )
-    otlp: Annotated[str, AfterValidator(_check_collector)] = Field(
-        "",
-        description="OpenTelemetry collector that gets the spans of requests, over gRPC; needs the extra otel; empty: none",
-        json_schema_extra={"metavar": "URL"},
+    otlp: Annotated[str, AfterValidator(_check_collector)] = setting(
+        "", "URL", "OpenTelemetry collector that gets the spans of requests, over gRPC; needs the extra otel; empty: none"
     )
-    kept_port: bool = Field(
-        False,
-        description="the port of --address is kept for this server by another process of the same user, bound with SO_REUSEPORT",
-        json_schema_extra={"metavar": "BOOL"},
+    kept_port: bool = setting(
+        False, "BOOL", "the port of --address is kept for this server by another process of the same user, bound with SO_REUSEPORT"
     )
-    grace: float = Field(
-        30.0, ge=0, description="seconds that running sessions get to finish after SIGTERM", json_schema_extra={"metavar": "SECONDS"}
-    )
-    session_limit: float = Field(
-        600.0, gt=0, description="seconds that an answer without a deadline may take", json_schema_extra={"metavar": "SECONDS"}
-    )
-    max_message_bytes: int = Field(
+    grace: float = setting(30.0, "SECONDS", "seconds that running sessions get to finish after SIGTERM", ge=0)
+    session_limit: float = setting(600.0, "SECONDS", "seconds that an answer without a deadline may take", gt=0)
+    max_message_bytes: int = setting(
         MAX_MESSAGE_BYTES,
+        "BYTES",
+        f"largest request of a client; stages take {HOP_ROOM_BYTES >> 20} MiB more between each other",
         ge=1 << 20,
-        description=f"largest request of a client; stages take {HOP_ROOM_BYTES >> 20} MiB more between each other",
-        json_schema_extra={"metavar": "BYTES"},
     )
-    token_file: str = Field(
-        "",
-        description="file with the token of the stack, which stages ask for; or the token itself in OMNISTAGE_TOKEN",
-        json_schema_extra={"metavar": "FILE"},
-    )
+    token_file: str = setting("", "FILE", "file with the token of the stack, which stages ask for; or the token itself in OMNISTAGE_TOKEN")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
     log_format: Literal["auto", "json", "console"] = Field("auto", description="auto: console in a terminal, else JSON lines")
-    ready_fd: int = Field(
-        -1, description="file descriptor that gets one JSON line when the server is SERVING", json_schema_extra={"metavar": "FD"}
-    )
-    lifeline_fd: int = Field(-1, description="drain and exit when the other end of this pipe closes", json_schema_extra={"metavar": "FD"})
-    liveness_fd: int = Field(
-        -1, description="socket on which every question gets a byte while the event loop turns", json_schema_extra={"metavar": "FD"}
-    )
+    ready_fd: int = setting(-1, "FD", "file descriptor that gets one JSON line when the server is SERVING")
+    lifeline_fd: int = setting(-1, "FD", "drain and exit when the other end of this pipe closes")
+    liveness_fd: int = setting(-1, "FD", "socket on which every question gets a byte while the event loop turns")
 
 
 S = TypeVar("S", bound=BaseSettings)

@@ -170,24 +170,14 @@ class _Judge:
 
 
 @dataclass(frozen=True, slots=True)
-class _Use:
-    """One thread between two looks. cpu_s: seconds on a CPU. delay_s: seconds of waiting for a CPU. state: at the end, as in
-    KernelThread."""
-
-    state: str
-    cpu_s: float
-    delay_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class _Look:
     """The work of the threads of this process, and of the processes that help it, between two looks.
 
-    uses: by the kernel's number of a thread. counted_s: seconds in which none of the threads waited for a CPU. idle_s: seconds in which no
-    native thread computed either.
+    uses: the times between the looks, by the kernel's number of a thread. counted_s: seconds in which none of the threads waited for a CPU.
+    idle_s: seconds in which no native thread computed either.
     """
 
-    uses: Mapping[int, _Use]
+    uses: Mapping[int, KernelThread]
     counted_s: float
     idle_s: float
 
@@ -206,13 +196,13 @@ def _look(before: Mapping[int, KernelThread], after: Mapping[int, KernelThread],
     return _Look(uses, max(elapsed_s - delay_s, 0.0), max(elapsed_s - max(delay_s, native_s), 0.0))
 
 
-def _use(before: KernelThread, after: KernelThread, elapsed_s: float) -> _Use:
-    """Compare two readings of one thread, `elapsed_s` apart."""
+def _use(before: KernelThread, after: KernelThread, elapsed_s: float) -> KernelThread:
+    """The times of one thread between two readings, `elapsed_s` apart, and its state at the second."""
     cpu_s, delay_s = after.cpu_s - before.cpu_s, after.delay_s - before.delay_s
     # The kernel counts a wait for a CPU only at its end. A thread that could run and did not is waiting now. Where delays are not counted,
     # a thread that could run may have waited even if it ran too.
     waits = after.state == "R" and not delay_s and (not cpu_s or not DELAYS_ARE_TOLD)
-    return _Use(after.state, cpu_s, elapsed_s if waits else delay_s)
+    return KernelThread(after.state, cpu_s, elapsed_s if waits else delay_s)
 
 
 QUESTION_PERIOD_S = 2.0

@@ -145,7 +145,7 @@ class Connection:
         DeadlineError when the limit passes; the start then goes on."""
         with suppress(TimeoutError):
             async with asyncio.timeout(limit.left_s), self.waiting():
-                await self._stack.begin_on_thread(pipeline)
+                await self._stack.begin_on_loop(pipeline)
                 return
         raise limit.passed(f"{pipeline} was still starting, and goes on with it")
 

@@ -3,6 +3,7 @@ writes samples into its pipe, and computes how many can have been heard."""
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import select
@@ -12,17 +13,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
-from weakref import WeakSet
 
-from omnistage.client import threads
 from omnistage.client.errors import NotAvailableError, PlayerLostError, RequestError
+from omnistage.host.child import ChildProcess
 
 PLAYER_VARIABLE = "OMNISTAGE_PLAYER"
 """The environment variable that chooses the player: `none`, the name of a player, or a command with {rate} and {channels}."""
@@ -190,10 +190,6 @@ PLAYERS: tuple[_Player, ...] = (
 )
 
 
-if sys.platform == "linux":
-    import fcntl
-    import termios
-
 SAMPLE_BYTES = 4
 
 PIPE_S = 1.0
@@ -209,10 +205,8 @@ SAID_BYTES = 4096
 """So many last bytes of a player's standard error are searched for the line to show."""
 
 
-class PlayerProcess:
-    """One run of a loudspeaker at one sample rate. Only one thread may write; any thread may call `stop` and `heard_samples`."""
-
-    _running: ClassVar[WeakSet[PlayerProcess]] = WeakSet()
+class PlayerProcess(ChildProcess):
+    """One run of a loudspeaker at one sample rate. Only one thread may write; any thread may call `kill` and `heard_samples`."""
 
     def __init__(self, loudspeaker: Loudspeaker, sample_rate_hz: int) -> None:
         """Raises PlayerLostError if the program cannot be started."""
@@ -223,30 +217,16 @@ class PlayerProcess:
         self._dry_at = 0.0  # time.monotonic() at which, in real time, all written sound has been played
         self._meter: int | None = None  # descriptor of a read end of the pipe, from `finish` on
         try:
-            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
+            with ExitStack() as undo:
+                self._stderr = undo.enter_context(tempfile.TemporaryFile())
+                super().__init__(loudspeaker.command(sample_rate_hz), stdin=subprocess.PIPE, errors=self._stderr)
+                undo.pop_all()
         except OSError as error:
             raise PlayerLostError(f"{self._name} cannot be started: {error.strerror}") from error
-        try:
-            # No fork before the process is in `_running`: a forked child that keeps the pipe open would keep the player alive.
-            with threads.no_fork:
-                self._process = subprocess.Popen(
-                    loudspeaker.command(sample_rate_hz),
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                    stderr=self._stderr,
-                    bufsize=0,
-                    start_new_session=True,  # Ctrl-C in the terminal reaches only this program, which then decides about the sound
-                )
-                self._running.add(self)
-        except OSError as error:
-            self._stderr.close()
-            raise PlayerLostError(f"{self._name} cannot be started: {error.strerror}") from error
-        assert self._process.stdin is not None
-        self._pipe = self._process.stdin
+        self._pipe = self.stdin
         os.set_blocking(self._pipe.fileno(), False)
-        if sys.platform == "linux":
-            with suppress(OSError):  # the system limits the bytes that a user has in pipes; then the pipe keeps its size
-                fcntl.fcntl(self._pipe.fileno(), fcntl.F_SETPIPE_SZ, int(PIPE_S * SAMPLE_BYTES * sample_rate_hz))
+        with suppress(OSError):  # the system limits the bytes that a user has in pipes; then the pipe keeps its size
+            fcntl.fcntl(self._pipe.fileno(), fcntl.F_SETPIPE_SZ, int(PIPE_S * SAMPLE_BYTES * sample_rate_hz))
         self._room = select.poll()
         self._room.register(self._pipe.fileno(), select.POLLOUT)
 
@@ -277,37 +257,29 @@ class PlayerProcess:
         with self._lock:
             unread_s = self._unread() / self.sample_rate_hz
             self._dry_at = max(self._dry_at, time.monotonic() + unread_s)
-            if sys.platform == "linux":
-                # A read end shows how much is left in the pipe. Opened only now: while it is open, writing to a dead player raises nothing.
-                self._meter = os.open(f"/proc/self/fd/{self._pipe.fileno()}", os.O_RDONLY | os.O_NONBLOCK)
+            # A read end shows how much is left in the pipe. Opened only now: while it is open, writing to a dead player raises nothing.
+            self._meter = os.open(f"/proc/self/fd/{self._pipe.fileno()}", os.O_RDONLY | os.O_NONBLOCK)
             self._pipe.close()
-        try:
-            code = self._process.wait(max(min(give_up_at - time.monotonic(), PATIENCE * unread_s + STALL_S), 0.0))
-        except subprocess.TimeoutExpired:
-            raise PlayerLostError(f"{self._name} does not come to an end") from None
+        code = self.wait(max(min(give_up_at - time.monotonic(), PATIENCE * unread_s + STALL_S), 0.0))
+        if code is None:
+            raise PlayerLostError(f"{self._name} does not come to an end")
         if code or self._unread():
             raise PlayerLostError(f"{self._name} ended before the sound{self._cause()}")
 
-    def stop(self) -> None:
-        """Kill the player, which silences it at once: the sound in its own buffers is lost too."""
-        if self._process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)  # the player leads its process group: a command may have started others
-
     def close(self) -> None:
         """Kill the player if it still runs, and wait for its end. Raises PlayerLostError if it cannot be killed."""
-        self.stop()
+        self.kill()
+        if self.wait(STALL_S) is None:
+            raise PlayerLostError(f"{self._name} cannot be ended: its device does not let go of process {self.pid}")
         with self._lock:
-            self._pipe.close()
-            if self._meter is not None:
-                os.close(self._meter)
-                self._meter = None
+            super().close()
+
+    def _forget(self) -> None:
+        super()._forget()
         self._stderr.close()
-        try:
-            self._process.wait(STALL_S)
-        except subprocess.TimeoutExpired:
-            raise PlayerLostError(f"{self._name} cannot be ended: its device does not let go of process {self._process.pid}") from None
-        self._running.discard(self)
+        if self._meter is not None:
+            os.close(self._meter)
+            self._meter = None
 
     @property
     def heard_samples(self) -> int:
@@ -318,34 +290,19 @@ class PlayerProcess:
             return max(min(round(self._written_bytes / SAMPLE_BYTES - unplayed), self._written_bytes // SAMPLE_BYTES - self._unread()), 0)
 
     def _unread(self) -> int:
-        """How many samples are still in the pipe; 0 if this system does not say it."""
+        """How many samples are still in the pipe; 0 if the player was closed."""
         pipe = self._meter if self._pipe.closed else self._pipe.fileno()
-        if sys.platform != "linux" or pipe is None:
+        if pipe is None:
             return 0
         size = int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
         return -(-size // SAMPLE_BYTES)  # Rounded up: the player may have read a part of a sample.
 
     def _cause(self) -> str:
         """The end of an error text that says how the player ended, such as " with code 1: REASON"; empty if it still runs after STALL_S."""
-        try:
-            code = self._process.wait(STALL_S)
-        except subprocess.TimeoutExpired:
+        code = self.wait(STALL_S)
+        if code is None:
             return ""
         self._stderr.seek(max(self._stderr.seek(0, os.SEEK_END) - SAID_BYTES, 0))
         reason_text = failure_reason(self._stderr.read().decode(errors="replace"), self._name)
         cause = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"  # Below 0: the signal that killed it.
         return f" {cause}: {reason_text}" if reason_text else f" {cause}"
-
-    @classmethod
-    def leave_all_to_parent(cls) -> None:
-        """Close this child's copies of the pipes: a forked child must not hold them open."""
-        for process in list(cls._running):
-            process._pipe.close()
-            if process._meter is not None:
-                os.close(process._meter)
-                process._meter = None
-            process._process.returncode = 0  # no child of this process: without a code Python would warn that it still runs
-        cls._running.clear()
-
-
-os.register_at_fork(after_in_child=PlayerProcess.leave_all_to_parent)

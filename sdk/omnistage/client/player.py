@@ -197,7 +197,7 @@ class _Feed:
             self._stopped = True
             if self._heard_samples is None:
                 if self._process is not None:
-                    self._process.stop()
+                    self._process.kill()
                 self._heard_samples = self._now_heard()
             self._blocks.clear()
             self._changed.notify()
@@ -264,7 +264,7 @@ class _Feed:
         with self._changed:
             self._process = process
             if self._stopped:
-                process.stop()
+                process.kill()
         return process
 
     def _next(self) -> NDArray[np.float32] | None:

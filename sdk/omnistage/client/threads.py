@@ -188,9 +188,6 @@ class _GrpcUse:
 
 _grpc_use = _GrpcUse()
 
-no_fork = threading.RLock()
-"""While this lock is held no fork begins, so no child inherits a file descriptor that is just being opened."""
-
 
 def use_grpc() -> None:
     """Note that this process uses gRPC; call it before objects of gRPC or the loop thread are made. Raises ForkedError as `check_fork`."""
@@ -216,7 +213,6 @@ def leave_to_parent(connected: object) -> None:
 
 def _after_fork_in_child() -> None:
     """Runs in each child right after the fork."""
-    no_fork.release()
     if _grpc_use.uses_grpc:
         _grpc_use.is_child_of_user = True
     for connected in list(_grpc_use.connected):
@@ -224,4 +220,4 @@ def _after_fork_in_child() -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(connected))
 
 
-os.register_at_fork(before=no_fork.acquire, after_in_parent=no_fork.release, after_in_child=_after_fork_in_child)
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -318,34 +318,6 @@ async def test_the_process_can_do_nothing_but_compute_and_holds_no_secret(pictur
             assert sorted(one.partition(":")[0] for one in opened) == ["/dev/null", "/dev/null", "/dev/null", "socket"]
 
 
-TESTS = Path(__file__).parents[2]
-
-OWNER = """
-import asyncio, sys
-from helpers import media_files
-from omnistage.models.media.terms import FilmPreprocessing
-from omnistage.models.media.decoder import MediaDecoder
-
-async def main():
-    decoder = MediaDecoder()
-    await decoder.picture(media_files.picture(1))
-    print(*decoder.pids, flush=True)
-    await decoder.film(media_files.film(4, 250, rate_hz=10), FilmPreprocessing(fps=10, min_pixels=700 * 784, max_pixels=700 * 784))
-
-asyncio.run(main())
-"""
-
-
-def test_it_dies_with_its_parent_at_once() -> None:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(TESTS), os.environ.get("PYTHONPATH", "")))}
-    with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True, env=environment) as owner:
-        assert owner.stdout is not None
-        pid = int(owner.stdout.readline())
-        os.kill(pid, signal.SIGSTOP)  # so that it cannot notice by itself
-        owner.kill()
-        assert wait_end(pid, 60)
-
-
 def test_processor_time_ends_it_even_if_its_parent_does_not(film: bytes) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:

@@ -6,7 +6,6 @@ parent ends or closes the socket, when memory is short, or when a medium takes m
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import importlib
 import io
@@ -16,7 +15,6 @@ import pkgutil
 import resource
 import signal
 import socket
-import sys
 import warnings
 from dataclasses import asdict
 from typing import Any, BinaryIO
@@ -24,6 +22,7 @@ from typing import Any, BinaryIO
 import av
 from PIL import AvifImagePlugin, Image, ImageCms
 
+from omnistage.host.child import PIECE_BYTES, read_start
 from omnistage.models.media import containers, films, pictures, sounds
 from omnistage.models.media.confinement import confine, damage_text, describe_error, is_memory, is_refusal, is_shortage
 from omnistage.models.media.hidden_work import read_few_notes
@@ -38,11 +37,9 @@ from omnistage.models.media.terms import (
     UnknownFormat,
 )
 
-PR_SET_PDEATHSIG = 1
 OUT_OF_MEMORY = errno.ENOMEM
 """The exit status of the process if memory is short."""
 
-MESSAGE_BYTES = 1 << 16
 READY, UNCONFINED = b"ready", b"unconfined"
 """The words by which the process says that it can take a medium: UNCONFINED if the kernel has no filter of calls, else READY."""
 
@@ -63,7 +60,7 @@ def serve(channel: socket.socket, limits: MediaLimits, *, confined: bool) -> Non
     """Decode the media that come on `channel`, until the parent closes it. confined: whether `confine` succeeded, which is reported."""
     os.write(channel.fileno(), READY if confined else UNCONFINED)
     while True:
-        message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
+        message, descriptors, _, _ = socket.recv_fds(channel, PIECE_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
         if not message:
             return
         os.write(channel.fileno(), RECEIPT)
@@ -154,11 +151,8 @@ def load() -> None:
 
 def main() -> None:
     """Load all code, limit and confine this process, then serve. Standard error is dropped: libraries print a stranger's words there."""
-    descriptor, parent, words = sys.argv[1:]
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(parent):
-        sys.exit(1)
-    limits = MediaLimits(**json.loads(words))
+    descriptor, (limits_text,) = read_start()
+    limits = MediaLimits(**json.loads(limits_text))
     warnings.simplefilter("ignore")
     load()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -166,7 +160,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limits.result_bytes, limits.result_bytes))
     resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
     os.dup2(0, 2)
-    with socket.socket(fileno=int(descriptor)) as channel:
+    with socket.socket(fileno=descriptor) as channel:
         serve(channel, limits, confined=confine())
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from omnistage.host.child import describe_end
 from omnistage.models.helper_process import HelperProcess, NotTaken
 from omnistage.models.media.results import SEALS, DecodedFilm, DecodedPicture, DecodedSound, align
 from omnistage.models.media.terms import (
@@ -168,7 +169,7 @@ class MediaDecoder:
         """An idle process that lives, or a new one. It is no fault of the next medium if an idle process has died or was killed."""
         while self._idle:
             process = self._idle.pop()
-            if process.is_alive():
+            if process.wait(0) is None:
                 return process
             self._retire(process)
         return DecodingProcess(self.limits)
@@ -323,16 +324,14 @@ class DecodingProcess(HelperProcess):
         except TimeoutError:
             raise BadMedia(f"decoding it takes longer than {limit_s:g} s: send a part of it, or a smaller one") from None
         if not answer:
-            await self.kill()
-            raise BadMedia(self._fault())
+            raise BadMedia(self._fault(await self.kill_and_wait()))
         self._decoded += 1
         return answer
 
-    def _fault(self) -> str:
-        """The text of the error for a medium whose process has ended."""
-        status = self.status()
+    def _fault(self, status: int) -> str:
+        """The text of the error for a medium whose process has ended with this status."""
         if status == OUT_OF_MEMORY:
             return f"decoding it takes more memory than the {bytes_told(self._memory_bytes)} there are: send a smaller one"
         if status == -TIME_IS_UP:  # A process that a signal ended has the negative number of the signal.
             return "decoding it takes longer than any of its size should: encode it anew, or send a part of it"
-        return f"decoding it ended the process that does it ({self.death()}): it is damaged or too large, encode it anew"
+        return f"decoding it ended the process that does it ({describe_end(status)}): it is damaged or too large, encode it anew"

@@ -7,9 +7,7 @@ after the parent's end is not reported: that end caused it, and the parent repor
 
 from __future__ import annotations
 
-import ctypes
 import importlib
-import os
 import select
 import signal
 import sys
@@ -25,10 +23,9 @@ from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.devices import Distributed, Group, RanksApart
 from omnistage.engine.memory import KVCache
 from omnistage.engine.plan import StepPlan, last_rows
+from omnistage.host.child import read_start
 from omnistage.models.options import LoadOptions
 from omnistage.models.ranks.team import ComputeHidden, ComputeLogits, Connect, NewCache, PagesChanged, PartRead, ReadPart, receive, send
-
-PR_SET_PDEATHSIG = 1
 
 
 class Follower(Protocol):
@@ -106,10 +103,7 @@ def main() -> None:
     parent is killed, the system kills this process, even a stopped one."""
     for stop_signal in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(stop_signal, signal.SIG_IGN)
-    descriptor, parent = map(int, sys.argv[1:])
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit(1)
+    descriptor, _ = read_start()
     channel = Connection(descriptor)
     try:
         run(channel)

@@ -8,10 +8,6 @@ import io
 import os
 import pickle
 import select
-import signal
-import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -26,6 +22,7 @@ import torch.distributed as distributed
 
 from omnistage.engine.devices import Distributed, RanksApart
 from omnistage.engine.plan import StepPlan
+from omnistage.host.child import ModuleChild, describe_end
 from omnistage.models.fetch.own_files import OwnFolder
 from omnistage.models.options import LoadOptions
 from omnistage.models.reports import LoadError
@@ -133,38 +130,17 @@ _WATCH, _CLOSE = b"w", b"c"
 """Messages to the thread that watches the ranks."""
 
 
-class _Rank:
-    """Another rank: its process, and the socket for messages to it. end_descriptor: it becomes readable when the process ends."""
+class _Rank(ModuleChild):
+    """Another rank: its process, and the connection for messages to it."""
 
     def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self._polling = threading.Lock()
-        ours, theirs = socket.socketpair()
-        with contextlib.ExitStack() as undo, theirs:
-            undo.callback(ours.close)
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "omnistage.models.ranks.rank", str(theirs.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                env={**os.environ, **LOOPBACK},
-                start_new_session=True,
-            )
-            undo.callback(self.process.wait)
-            undo.callback(self.process.kill)
-            self.end_descriptor = os.pidfd_open(self.process.pid)
-            self.channel = Connection(ours.detach())
-            undo.pop_all()
+        super().__init__("omnistage.models.ranks.rank", environment={**os.environ, **LOOPBACK})
+        self.rank, self.connection = rank, Connection(self.channel.detach())
 
     def end_text(self) -> str:
         """A text on how the rank ended; empty: it has not ended."""
-        # If two threads polled at once without the lock, one of them would get the answer that the rank still runs.
-        with self._polling:
-            status = self.process.poll()
-        if status is None:
-            return ""
-        status_text = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
-        return f"rank {self.rank} ended with {status_text}"
+        status = self.wait(0)
+        return "" if status is None else f"rank {self.rank} ended with {describe_end(status)}"
 
 
 class Team:
@@ -193,7 +169,7 @@ class Team:
             started.result()
             for rank in self._ranks:
                 with self._explaining_loss(LoadError):
-                    send([rank.channel], ReadPart(reader, folder, options_of(options, rank.rank), rank.rank, size))
+                    send([rank.connection], ReadPart(reader, folder, options_of(options, rank.rank), rank.rank, size))
         except OSError as error:
             self.close()
             raise LoadError(f"tensor_parallel_size {size}: the other ranks cannot be started: {error}") from error
@@ -204,16 +180,16 @@ class Team:
     @property
     def processes(self) -> tuple[int, ...]:
         """Process ids of the other ranks."""
-        return tuple(rank.process.pid for rank in self._ranks)
+        return tuple(rank.pid for rank in self._ranks)
 
     def connect(self, device: torch.device, met: Callable[[], None] = lambda: None) -> None:
         """Wait until all ranks have loaded their parts and are connected. met: called after that, at the same time as in the other ranks;
         it may make groups of ranks. Raises LoadError."""
         with self._explaining_loss(LoadError):
             for rank in self._ranks:
-                if not rank.channel.poll(LOAD_LIMIT_S):
+                if not rank.connection.poll(LOAD_LIMIT_S):
                     raise LoadError(f"rank {rank.rank} of {self.group.size} has not loaded after {LOAD_LIMIT_S:g} s")
-                read: PartRead = receive(rank.channel)
+                read: PartRead = receive(rank.connection)
                 if read.error:
                     raise LoadError(f"rank {rank.rank} of {self.group.size}: {read.error}")
             os.environ.update(LOOPBACK)
@@ -247,7 +223,7 @@ class Team:
     def abandon(self) -> None:
         """Kill the other ranks, because this rank has failed; this process then ends as if they had ended by themselves."""
         for rank in self._ranks:
-            rank.process.kill()
+            rank.kill()
 
     def logits(self, own_logits: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
         """A function that computes logits with `own_logits` while the other ranks compute their parts. Call it with the rows of the last
@@ -266,15 +242,11 @@ class Team:
         self._closed = True
         os.write(self._wake_writer, _CLOSE)
         for rank in self._ranks:
-            rank.channel.close()
+            rank.connection.close()
         self.group.close()  # A rank that waits for this rank in the middle of a step then notices its end.
         for rank in self._ranks:
-            try:
-                rank.process.wait(END_LIMIT_S)
-            except subprocess.TimeoutExpired:
-                rank.process.kill()
-                rank.process.wait()
-            os.close(rank.end_descriptor)
+            rank.wait(END_LIMIT_S)
+            rank.close()
         self._may_end.set()
         self._watch.join()
         self._ranks.clear()
@@ -282,7 +254,7 @@ class Team:
             os.close(end)
 
     def _send(self, message: object) -> None:
-        send((rank.channel for rank in self._ranks), message)
+        send((rank.connection for rank in self._ranks), message)
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -308,7 +280,7 @@ class Team:
         """Wait at most DEATH_S for a rank to end. Returns a text on how the first such rank ended; empty: none has ended."""
         ends = select.poll()
         for rank in self._ranks:
-            ends.register(rank.end_descriptor, select.POLLIN)
+            ends.register(rank.end_fd, select.POLLIN)
         ends.poll(DEATH_S * 1000)
         text = next(filter(None, (rank.end_text() for rank in self._ranks)), "")
         return f"{text}; its standard error says why" if text else ""
@@ -325,7 +297,7 @@ class Team:
             started.set_result(None)
         if os.read(self._wake_reader, 1) == _WATCH:
             ends = select.poll()
-            for descriptor in (self._wake_reader, *(rank.end_descriptor for rank in self._ranks)):
+            for descriptor in (self._wake_reader, *(rank.end_fd for rank in self._ranks)):
                 ends.register(descriptor, select.POLLIN)
             ready = [descriptor for descriptor, _ in ends.poll()]
             if self._wake_reader not in ready:  # A rank has ended, and `close` was not called.

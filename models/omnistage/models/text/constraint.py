@@ -158,7 +158,7 @@ class GrammarTrials:
 
     async def _live_process(self) -> HelperProcess:
         """The process, which has the vocabulary. Raises NotTaken."""
-        if self._process is not None and not self._process.is_alive():
+        if self._process is not None and self._process.wait(0) is not None:
             await self.close()
         if self._process is None:
             self._process = HelperProcess("omnistage.models.text.grammar_child", [], "makes grammars on trial", START_LIMIT_S)

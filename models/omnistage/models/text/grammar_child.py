@@ -10,7 +10,6 @@ time of each are bounded by the kernel, whatever the library does. This process 
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import pickle
@@ -18,13 +17,13 @@ import resource
 import select
 import signal
 import socket
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from llguidance import LLTokenizer
 
+from omnistage.host.child import PIECE_BYTES, die_with_parent, read_start
 from omnistage.models.conversation import TextConstraint
 from omnistage.models.text.grammar import (
     TRIAL_BYTES,
@@ -37,8 +36,6 @@ from omnistage.models.text.grammar import (
     next_mask,
 )
 
-PR_SET_PDEATHSIG = 1
-MESSAGE_BYTES = 1 << 16
 READY, RECEIPT = b"ready", b"taken"
 
 
@@ -84,7 +81,7 @@ def serve(channel: socket.socket) -> None:
 
 def _read_message(channel: socket.socket) -> tuple[bytes, list[int]]:
     """The next message: the content of its first descriptor, and its other descriptors. The content is empty at the end."""
-    message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
+    message, descriptors, _, _ = socket.recv_fds(channel, PIECE_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
     if not message:
         return b"", []
     with os.fdopen(descriptors[0], "rb") as file:
@@ -96,10 +93,11 @@ def _try(tokenizer: LLTokenizer, vocabulary: TokenPieces, constraint: TextConstr
     """Make a grammar and its first mask in a fork. Returns {"passed": bytes that the grammar takes}, {"unfit": why}, {"ended": the number
     of the signal or the status with which the fork ended}, {"late": True}, or {"left": True} if the other end of `pipe` was closed."""
     reading, writing = os.pipe()
+    parent = os.getpid()
     trial = os.fork()
     if trial == 0:
         os.close(reading)
-        _make(tokenizer, vocabulary, constraint, writing)
+        _make(tokenizer, vocabulary, constraint, writing, parent)
     os.close(writing)
     with os.fdopen(reading, "rb") as answer:
         outcome = _wait(answer.fileno(), pipe)
@@ -122,9 +120,9 @@ def _wait(answer: int, pipe: int) -> dict[str, Any]:
     return {"left": True} if pipe in ready else {"late": True}
 
 
-def _make(tokenizer: LLTokenizer, vocabulary: TokenPieces, constraint: TextConstraint, answer: int) -> NoReturn:
-    """Within the fork: limit it, make the grammar, answer and end."""
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def _make(tokenizer: LLTokenizer, vocabulary: TokenPieces, constraint: TextConstraint, answer: int, parent: int) -> NoReturn:
+    """Within the fork of the process `parent`: limit it, make the grammar, answer and end."""
+    die_with_parent(parent)
     size, before = _memory_bytes()
     resource.setrlimit(resource.RLIMIT_AS, (size + TRIAL_BYTES, size + TRIAL_BYTES))
     signal.setitimer(signal.ITIMER_PROF, TRIAL_CPU_S)
@@ -150,18 +148,12 @@ def _memory_bytes() -> tuple[int, int]:
     return int(pages[0]) * size, int(pages[1]) * size
 
 
-_libc = ctypes.CDLL(None)
-
-
 def main() -> None:
     """Limit this process, then serve. Standard error is dropped: the library prints a stranger's words there."""
-    descriptor, parent = sys.argv[1:]
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(parent):
-        sys.exit(1)
+    descriptor, _ = read_start()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.dup2(0, 2)
-    with socket.socket(fileno=int(descriptor)) as channel:
+    with socket.socket(fileno=descriptor) as channel:
         serve(channel)
 
 

@@ -13,6 +13,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -23,6 +24,10 @@ from omnistage.cli.stack.layout import GATEWAY, ROUTER, Layout
 from omnistage.cli.stack.stack import Stack
 from omnistage.client.errors import OmniError, StackError
 from omnistage.client.threads import run_on_thread
+from omnistage.host.background import end_tasks
+
+if TYPE_CHECKING:
+    from prometheus_client.samples import Sample
 
 EVENT_COLOURS = {"restarted": "green", "ended": "yellow"}
 
@@ -79,14 +84,12 @@ class Ending:
         """Whether the stack has started."""
         self.has_begun = False
         """Whether the end has begun."""
-        self._reason = ""
         self.is_now = False
         """Whether a second signal came, so that no answer is waited for any more."""
         self._task = task
         self._grace_s = grace_s
         self._notices = notices
         self._is_closed = False  # whether `close` was called
-        self._is_cancelled = False
         self._telling: asyncio.Task[None] | None = None
 
     def ends(self, stack: Stack) -> None:
@@ -103,8 +106,7 @@ class Ending:
         """Print nothing and cancel nothing from now on."""
         self._is_closed = True
         if self._telling is not None:
-            self._telling.cancel()
-            await asyncio.wait({self._telling})
+            await end_tasks({self._telling})
 
     def _signalled(self, number: signal.Signals) -> None:
         """At the first signal begin the end; at the second end everything at once; ignore further signals."""
@@ -125,26 +127,24 @@ class Ending:
         if self.has_begun:
             return
         self.has_begun = True
-        self._reason = reason
         # Only a stack that serves has answers to wait for, and only with notices is anybody told.
         if self._notices is None or self.stack is None or not self.serves:
             self._say(f"[bold]ending[/] {reason}, before it serves")
             self._cancel()
         else:
-            self._telling = asyncio.create_task(self._tell(self.stack.metrics_addresses()[ROUTER]))
+            self._telling = asyncio.create_task(self._tell(reason, self.stack.metrics_addresses()[ROUTER]))
 
-    async def _tell(self, address: str) -> None:
-        """Print what the end waits for, and cancel the task. address: HOST:PORT of the router's metrics."""
+    async def _tell(self, reason: str, address: str) -> None:
+        """Print what the end waits for, and cancel the task. reason: see `begin`. address: HOST:PORT of the router's metrics."""
         try:
             running = await _running_answers(address)
-            self._say(f"[bold]ending[/] {self._reason}{self._waits_for(running)}")
+            self._say(f"[bold]ending[/] {reason}{self._waits_for(running)}")
         finally:
             self._cancel()
 
     def _cancel(self) -> None:
         """Cancel the task, but only once: the clean-up of the stack must not be cancelled too."""
-        if not self._is_cancelled and not self._is_closed:
-            self._is_cancelled = True
+        if not self._is_closed and not self._task.cancelling():
             self._task.cancel()
 
     def _waits_for(self, answers: int | None) -> str:
@@ -162,20 +162,21 @@ class Ending:
             self._notices.say(markup)
 
 
+def _samples(address: str) -> list[Sample] | None:
+    """The samples of the metrics page at HOST:PORT; None: there is no page. Blocks."""
+    from omnistage.cli.show.metrics import fetch_page
+
+    page = fetch_page(address)
+    return None if page is None else [sample for family in page for sample in family.samples]
+
+
 async def _running_answers(address: str) -> int | None:
     """How many answers a router runs; None if it does not say so in time. address: HOST:PORT of its metrics."""
-
-    def look() -> int | None:
-        from omnistage.cli.show.metrics import fetch_page
-
-        samples = (sample for family in fetch_page(address) or () for sample in family.samples)
-        return next((int(sample.value) for sample in samples if sample.name == RUNNING), None)
-
-    try:
+    with suppress(TimeoutError):
         async with asyncio.timeout(LOOK_S):
-            return await run_on_thread(look, "omnistage-last-look")
-    except TimeoutError:
-        return None
+            samples = await run_on_thread(lambda: _samples(address), "omnistage-last-look")
+            return next((int(sample.value) for sample in samples or () if sample.name == RUNNING), None)
+    return None
 
 
 IDLE_LOOKS = 10
@@ -197,21 +198,9 @@ Count = frozenset[tuple[str, tuple[tuple[str, str], ...], float]]
 """The samples of the metrics that count requests: the name, the labels and the value of each."""
 
 
-@asynccontextmanager
-async def end_when_idle(limit_s: float, addresses: Callable[[], Mapping[str, str]], end: Callable[[], object]) -> AsyncIterator[None]:
-    """A context in which `end` is called when there has been no request for limit_s seconds; 0: never. addresses: returns HOST:PORT of the
-    metrics of all processes, by name."""
-    watching = asyncio.create_task(_watch_requests(limit_s, addresses, end)) if limit_s else None
-    try:
-        yield
-    finally:
-        if watching is not None:
-            watching.cancel()
-            await asyncio.wait({watching})
-
-
-async def _watch_requests(limit_s: float, addresses: Callable[[], Mapping[str, str]], end: Callable[[], object]) -> None:
-    """Compare the counts of requests again and again, and call `end` when they have not changed for limit_s."""
+async def watch_requests(limit_s: float, addresses: Callable[[], Mapping[str, str]], end: Callable[[], object]) -> None:
+    """Compare the counts of requests again and again, and call `end` when they have not changed for limit_s seconds. addresses: returns
+    HOST:PORT of the metrics of all processes, by name."""
     clock = asyncio.get_running_loop().time
     idle_since, last_counts = clock(), await count_requests(addresses())
     while clock() - idle_since < limit_s:
@@ -232,10 +221,8 @@ async def count_requests(addresses: Mapping[str, str]) -> Count | None:
     running, or a process gives no metrics. addresses: HOST:PORT of the metrics of processes, by name."""
 
     def look() -> Count | None:
-        from omnistage.cli.show.metrics import fetch_page
-
-        pages = [fetch_page(address) for name in (ROUTER, GATEWAY) if (address := addresses.get(name))]
-        samples = [sample for page in pages for family in page or () for sample in family.samples]
+        pages = [_samples(address) for name in (ROUTER, GATEWAY) if (address := addresses.get(name))]
+        samples = [sample for page in pages for sample in page or ()]
         if None in pages or any(sample.value for sample in samples if sample.name == RUNNING):
             return None
         request_samples = (sample for sample in samples if sample.name in REQUEST_COUNTS and asks(sample.labels))

@@ -56,6 +56,12 @@ OF_THE_CALL = frozenset({"config_file", "print_config", "detach", "verbose", "he
 PATHS = frozenset({"pipeline", "checkpoint", "lora"})
 """Settings whose variable holds several words, which may be paths."""
 
+OF_STAGES = (
+    *("threads", "max_batch_size", "max_batch_tokens", "kv_cache_bytes", "enable_cache", "tensor_parallel_size"),
+    *("gpu_memory_utilization", "memory_share"),
+)
+"""Options that a stage server has under the same name."""
+
 LISTS = frozenset({"lora"})
 """Repeatable settings that are no values by stage."""
 
@@ -250,28 +256,19 @@ def _yaml_value(word: str) -> Any:
     return int(word) if word.isdecimal() else {"true": True, "false": False}.get(word, word)
 
 
-Config = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        envvar="OMNISTAGE_SERVE_CONFIG",
-        metavar="F.yaml",
-        is_eager=True,
-        callback=read_settings,
-        help="Settings from a YAML file, by the names of these options; variables, OMNISTAGE_SERVE_ADDRESS for --address, count more.",
-    ),
-]
-PrintConfig = Annotated[
-    bool,
-    typer.Option("--print-config", help="Print all settings, set or not, as such a file, and where each is from."),
-]
-Detach = Annotated[bool, typer.Option("--detach", help="Leave the stack running when it serves; `omnistage stop` ends it.")]
+def _option(metavar: str, text: str, **rules: Any) -> Any:
+    """An option of `serve`. metavar: stands for its value in the help. text: the help. rules: as of typer.Option."""
+    return typer.Option(metavar=metavar, help=text, **rules)
+
+
+Words = list[str] | None
+"""The values of an option that may be given several times."""
 
 
 def serve(
     context: typer.Context,
     pipeline: Annotated[
-        list[str] | None,
+        Words,
         typer.Argument(
             metavar="PIPELINE",
             envvar="OMNISTAGE_SERVE_PIPELINE",
@@ -279,77 +276,66 @@ def serve(
             help="Names or YAML files of pipelines, or checkpoints of which there is one each; default: what answers, and what draws.",
         ),
     ] = None,
-    config_file: Config = None,
-    print_config: PrintConfig = False,
-    detach: Detach = False,
-    checkpoint: Annotated[
-        list[str] | None,
+    config_file: Annotated[
+        Path | None,
         typer.Option(
-            metavar="[PIPELINE=]DIR", help="Folder of the model, or its name at a hub: OWNER/NAME[@REVISION]; default: the pipeline's own."
+            "--config",
+            envvar="OMNISTAGE_SERVE_CONFIG",
+            metavar="F.yaml",
+            is_eager=True,
+            callback=read_settings,
+            help="Settings from a YAML file, by the names of these options; variables, OMNISTAGE_SERVE_ADDRESS for --address, count more.",
         ),
+    ] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print all settings, set or not, as such a file, and where each is from.")
+    ] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Leave the stack running when it serves; `omnistage stop` ends it.")] = False,
+    checkpoint: Annotated[
+        Words,
+        _option("[PIPELINE=]DIR", "Folder of the model, or its name at a hub: OWNER/NAME[@REVISION]; default: the pipeline's own."),
     ] = None,
     lora: Annotated[
-        list[str] | None,
-        typer.Option(metavar="[PIPELINE=]FILE[@PART][=SCALE]", help="A LoRA of a pipeline that draws, of safetensors. Repeatable."),
+        Words, _option("[PIPELINE=]FILE[@PART][=SCALE]", "A LoRA of a pipeline that draws, of safetensors. Repeatable.")
     ] = None,
     device: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[STAGE=]DEV", help="cpu, cuda:0 ...; a bare DEV is for all stages. A STAGE may be PIPELINE/STAGE, here and below."
-        ),
+        Words, _option("[STAGE=]DEV", "cpu, cuda:0 ...; a bare DEV is for all stages. A STAGE may be PIPELINE/STAGE, here and below.")
     ] = None,
-    dtype: Annotated[str, typer.Option(metavar="DTYPE", help="auto, float32 or bfloat16.")] = "auto",
-    replicas: Annotated[list[str] | None, typer.Option(metavar="STAGE=N", help="Processes of a stage.")] = None,
-    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 takes a free one.")] = DEFAULT_ADDRESS,
+    dtype: Annotated[str, _option("DTYPE", "auto, float32 or bfloat16.")] = "auto",
+    replicas: Annotated[Words, _option("STAGE=N", "Processes of a stage.")] = None,
+    address: Annotated[str, _option("HOST:PORT", "Where to listen; port 0 takes a free one.")] = DEFAULT_ADDRESS,
     http: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST:PORT", help="Where to take HTTP, as OpenAI's clients speak it, with a page; a taken port: the next free one."
-        ),
+        str, _option("HOST:PORT", "Where to take HTTP, as OpenAI's clients speak it, with a page; a taken port: the next free one.")
     ] = DEFAULT_HTTP,
     no_http: Annotated[bool, typer.Option("--no-http", help="Take no HTTP.")] = False,
-    metrics_address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Prometheus metrics of the router alone.")] = "127.0.0.1:0",
+    metrics_address: Annotated[str, _option("HOST:PORT", "Prometheus metrics of the router alone.")] = "127.0.0.1:0",
     metrics: Annotated[
-        str,
-        typer.Option(metavar="HOST:PORT", help="Prometheus metrics of all processes on one page, such as 127.0.0.1:9464; default: none."),
+        str, _option("HOST:PORT", "Prometheus metrics of all processes on one page, such as 127.0.0.1:9464; default: none.")
     ] = "",
-    otlp: Annotated[
-        str, typer.Option(metavar="URL", help="OpenTelemetry collector for the spans of all processes, such as http://127.0.0.1:4317.")
-    ] = "",
+    otlp: Annotated[str, _option("URL", "OpenTelemetry collector for the spans of all processes, such as http://127.0.0.1:4317.")] = "",
     threads: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[STAGE=]N", help="Compute threads of a process. A bare value is for the stages that have a use for it, here and below."
-        ),
+        Words,
+        _option("[STAGE=]N", "Compute threads of a process. A bare value is for the stages that have a use for it, here and below."),
     ] = None,
-    max_batch_size: Annotated[list[str] | None, typer.Option(metavar="[STAGE=]N", help="Sequences in one step.")] = None,
-    max_batch_tokens: Annotated[list[str] | None, typer.Option(metavar="[STAGE=]N", help="Rows in one step, prompts included.")] = None,
-    kv_cache_bytes: Annotated[list[str] | None, typer.Option(metavar="[STAGE=]BYTES", help="Memory for keys and values.")] = None,
-    enable_cache: Annotated[
-        list[str] | None, typer.Option(metavar="[STAGE=]BOOL", help="Keep what prompts that begin alike have in common.")
-    ] = None,
-    tensor_parallel_size: Annotated[
-        list[str] | None, typer.Option(metavar="[STAGE=]N", help="Processes of a machine, a GPU each, that a model is spread over.")
-    ] = None,
-    gpu_memory_utilization: Annotated[
-        list[str] | None, typer.Option(metavar="[STAGE=]PART", help="Part of a GPU's memory that may be filled.")
-    ] = None,
+    max_batch_size: Annotated[Words, _option("[STAGE=]N", "Sequences in one step.")] = None,
+    max_batch_tokens: Annotated[Words, _option("[STAGE=]N", "Rows in one step, prompts included.")] = None,
+    kv_cache_bytes: Annotated[Words, _option("[STAGE=]BYTES", "Memory for keys and values.")] = None,
+    enable_cache: Annotated[Words, _option("[STAGE=]BOOL", "Keep what prompts that begin alike have in common.")] = None,
+    tensor_parallel_size: Annotated[Words, _option("[STAGE=]N", "Processes of a machine, a GPU each, that a model is spread over.")] = None,
+    gpu_memory_utilization: Annotated[Words, _option("[STAGE=]PART", "Part of a GPU's memory that may be filled.")] = None,
     memory_share: Annotated[
-        list[str] | None,
-        typer.Option(metavar="[STAGE=]PART", help="Part of a device's memory for each process; default: equal for all that are on it."),
+        Words, _option("[STAGE=]PART", "Part of a device's memory for each process; default: equal for all that are on it.")
     ] = None,
-    max_sessions: Annotated[int, typer.Option(metavar="N", min=0, max=4096, help="Answers at once; 0: the servers' own limits.")] = 0,
-    inline_limit: Annotated[int | None, typer.Option(metavar="BYTES", min=0, help="Tensors of fewer bytes travel in the message.")] = None,
-    stall_limit: Annotated[float | None, typer.Option(metavar="SECONDS", help="Cancel clients that read nothing for so long.")] = None,
+    max_sessions: Annotated[int, _option("N", "Answers at once; 0: the servers' own limits.", min=0, max=4096)] = 0,
+    inline_limit: Annotated[int | None, _option("BYTES", "Tensors of fewer bytes travel in the message.", min=0)] = None,
+    stall_limit: Annotated[float | None, _option("SECONDS", "Cancel clients that read nothing for so long.")] = None,
     client_share: Annotated[
         float | None,
-        typer.Option(min=0.01, max=1.0, metavar="PART", help="Most of the places for one host, and one client of a host; default: 0.75."),
+        _option("PART", "Most of the places for one host, and one client of a host; default: 0.75.", min=0.01, max=1.0),
     ] = None,
-    grace: Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="Time for running answers to finish at the end.")] = 5.0,
-    idle_limit: Annotated[
-        float, typer.Option(min=0.0, metavar="SECONDS", help="End by itself when nobody has asked anything for so long; 0: never.")
-    ] = 0.0,
-    log_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the servers' logs here.")] = None,
+    grace: Annotated[float, _option("SECONDS", "Time for running answers to finish at the end.", min=0.0)] = 5.0,
+    idle_limit: Annotated[float, _option("SECONDS", "End by itself when nobody has asked anything for so long; 0: never.", min=0.0)] = 0.0,
+    log_dir: Annotated[Path | None, _option("DIR", "Keep the servers' logs here.")] = None,
     verbose: Verbose = False,
     ready_fd: Annotated[int, typer.Option(hidden=True)] = -1,
     lifeline_fd: Annotated[int, typer.Option(hidden=True)] = -1,
@@ -371,10 +357,7 @@ def serve(
         checkpoints = by_pipeline(checkpoint or ())
         devices = by_stage(device or (), "--device")
         processes = counts(replicas or (), "--replicas")
-        stage_words = {"threads": threads, "max_batch_size": max_batch_size, "max_batch_tokens": max_batch_tokens}
-        stage_words |= {"kv_cache_bytes": kv_cache_bytes, "enable_cache": enable_cache, "tensor_parallel_size": tensor_parallel_size}
-        stage_words |= {"gpu_memory_utilization": gpu_memory_utilization, "memory_share": memory_share}
-        settings = {name: by_stage(words, flag(name)) for name, words in stage_words.items() if words}
+        settings = {name: by_stage(words, flag(name)) for name in OF_STAGES if (words := context.params[name])}
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     servers = ServerOptions(

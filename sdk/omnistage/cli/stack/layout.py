@@ -136,38 +136,34 @@ class Layout:
     def stage_arguments(self, stage: StageLayout, neighbours: Sequence[str]) -> list[str]:
         """The command line of one stage server, without its own addresses. neighbours: HOST:PORT of the stage servers that it may connect
         to."""
-        servers = self.servers
-        words = ["--family", stage.family, "--allow", ",".join(neighbours)]
-        words += ["--device", stage.device, "--dtype", stage.dtype, "--grace", str(servers.grace_s)]
-        for name, value in stage.settings.items():
-            words += [flag(name), value]
-        if stage.checkpoint:
-            words += ["--checkpoint", stage.checkpoint]
-        if stage.options:
-            words += ["--options", json.dumps(dict(stage.options))]
-        if servers.max_sessions:
-            words += ["--max-sessions", str(servers.max_sessions)]
-        if servers.inline_limit is not None:
-            words += ["--inline-limit", str(servers.inline_limit)]
-        if servers.otlp:
-            words += ["--otlp", servers.otlp]
-        return words
+        options = {
+            "family": stage.family,
+            "allow": ",".join(neighbours),
+            "device": stage.device,
+            "dtype": stage.dtype,
+            "grace": self.servers.grace_s,
+            **stage.settings,
+            "checkpoint": stage.checkpoint or None,
+            "options": json.dumps(dict(stage.options)) if stage.options else None,
+            "inline_limit": self.servers.inline_limit,
+        }
+        return option_words(options | self._shared_options)
 
     def router_arguments(self, addresses: Sequence[tuple[str, str]]) -> list[str]:
         """The command line of the router, without its own addresses. addresses: (PIPELINE/KIND, HOST:PORT) of every stage server."""
-        servers = self.servers
-        stages = ",".join(f"{stage}={address}" for stage, address in addresses)
-        pipelines = ",".join(pipeline.source for pipeline in self.pipelines)
-        words = ["--pipeline", pipelines, "--stages", stages, "--grace", str(servers.grace_s)]
-        if servers.max_sessions:
-            words += ["--max-sessions", str(servers.max_sessions)]
-        if servers.stall_limit_s is not None:
-            words += ["--stall-limit", str(servers.stall_limit_s)]
-        if servers.client_share is not None:
-            words += ["--client-share", str(servers.client_share)]
-        if servers.otlp:
-            words += ["--otlp", servers.otlp]
-        return words
+        options = {
+            "pipeline": ",".join(pipeline.source for pipeline in self.pipelines),
+            "stages": ",".join(f"{stage}={address}" for stage, address in addresses),
+            "grace": self.servers.grace_s,
+            "stall_limit": self.servers.stall_limit_s,
+            "client_share": self.servers.client_share,
+        }
+        return option_words(options | self._shared_options)
+
+    @property
+    def _shared_options(self) -> dict[str, object]:
+        """Options of the stage servers and of the router."""
+        return {"max_sessions": self.servers.max_sessions or None, "otlp": self.servers.otlp or None}
 
     def gateway_arguments(self, router: str) -> list[str]:
         """The command line of the gateway, without its own addresses. router: HOST:PORT of the router that it asks."""
@@ -208,6 +204,11 @@ def _ports(addresses: Collection[str]) -> set[int]:
 def flag(setting: str) -> str:
     """The command-line option of a setting."""
     return f"--{setting.replace('_', '-')}"
+
+
+def option_words(options: Mapping[str, object]) -> list[str]:
+    """Options as words of a command line, without those that are None."""
+    return [word for name, value in options.items() if value is not None for word in (flag(name), str(value))]
 
 
 def by_stage(words: Sequence[str], option: str) -> dict[str, str]:

@@ -1,8 +1,9 @@
-"""One server process of a stack. `Child` starts it, waits until it serves, and stops it. `Keeper` keeps it running: starts it again, at the
+"""One server process of a stack. `Child` starts it, waits until it serves, and stops it. `keep` keeps it running: starts it again, at the
 same address, when it has ended by itself, and kills it first if it no longer answers.
 
 A call of native code that keeps Python's lock stops the whole process, with any watchdog in it: only another process can notice that. The
-questions go over a socket of their own and not by gRPC, whose threads would be awake for seconds after each question."""
+questions go over the socket on which the process said that it serves, and not by gRPC, whose threads would be awake for seconds after each
+question."""
 
 from __future__ import annotations
 
@@ -12,12 +13,17 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
+from omnistage.cli.stack.layout import option_words
 from omnistage.cli.stack.resources import Bounds, bound_text, memory_of_machine
 from omnistage.client.errors import StackError
+from omnistage.host.background import first_of
+from omnistage.host.child import ConnectedChild, describe_end
 
 ANY_MEMORY = Bounds()
 
@@ -25,6 +31,7 @@ LOG_LINES = 12
 STOP_MARGIN_S = 5.0
 
 
+@dataclass(eq=False)
 class Child:
     """A server process of the stack.
 
@@ -33,139 +40,67 @@ class Child:
     serves. log: the file that gets its output; None: this process's stderr. environment: all its variables; None: those of this process.
     fds: file descriptors that it inherits in addition to those of `start`. bounds: limits on its memory."""
 
-    def __init__(
-        self,
-        name: str,
-        module: str,
-        arguments: Sequence[str],
-        address: str,
-        metrics_address: str,
-        log: Path | None,
-        environment: Mapping[str, str] | None = None,
-        fds: Sequence[int] = (),
-        bounds: Bounds = ANY_MEMORY,
-    ) -> None:
-        self.name = name
-        self.address = address
-        self.metrics_address = metrics_address
-        self._command = [sys.executable, "-m", module, *arguments, "--metrics-address", metrics_address]
-        self._log = log
-        self._environment = environment
-        self._fds = tuple(fds)
-        self._bounds = bounds
-        self._memory_bytes: int | None = None  # Its bound on memory.
-        self._process: asyncio.subprocess.Process | None = None
-        self._serves = False
-        self._asking: socket.socket | None = None
+    name: str
+    module: str
+    arguments: Sequence[str]
+    address: str
+    metrics_address: str
+    log: Path | None
+    environment: Mapping[str, str] | None = None
+    fds: Sequence[int] = ()
+    bounds: Bounds = ANY_MEMORY
+    _memory_bytes: int | None = field(default=None, init=False)
+    """Its bound on memory."""
+    _process: ConnectedChild | None = field(default=None, init=False)
+    _serves: bool = field(default=False, init=False)
 
     @property
     def serves(self) -> bool:
         """Whether the process has said that it serves, and has not ended since."""
-        return self._serves and self._process is not None and self._process.returncode is None
+        return self._serves and self._process is not None and self._process.wait(0) is None
 
     @property
     def pid(self) -> int:
         return self._process.pid if self._process else 0
 
-    @property
-    def asking(self) -> socket.socket:
-        """The socket on which this process asks whether the child still answers. Raises RuntimeError if there is none: before
-        the child serves, and after it was stopped or is started again."""
-        if self._asking is None:
-            raise RuntimeError(f"{self.name} does not serve")
-        return self._asking
-
     async def start(self, lifeline_fd: int, start_fd: int | None = None, words: Sequence[str] = ()) -> None:
         """Start the process, after an earlier one has ended, and wait until it serves. lifeline_fd: the reading end of the lifeline.
         start_fd: the reading end of a pipe; the end of the pipe is the sign for a router to go on. words: further arguments, for this start
-        alone. Raises StackError if the process cannot be started, or ends before it serves; then `log` has its last lines."""
-        fds = {"--lifeline-fd": lifeline_fd, **({} if start_fd is None else {"--start-fd": start_fd})}
+        alone. Raises StackError if the process cannot be started, or is stopped or ends before it serves; then `log` has its last lines."""
+        self._serves = False
+        await self.kill()
         try:
-            line = await self._ready_line(fds, words)
+            process = self._process = self._spawn(lifeline_fd, start_fd, words)
         except OSError as error:
             raise StackError(f"{self.name} cannot be started: {error}") from error
+        self._memory_bytes = self.bounds.put_on(process.pid)
+        line = await first_of(process.first_line(), wait_until_stopped(process.pid))
+        if isinstance(line, str):
+            await self.kill()
+            raise StackError(f"{self.name} {line} and was killed")
         ready = json.loads(line) if line.endswith(b"\n") else {}
         if "address" not in ready:
             raise await self._died_at_start(ready.get("error", ""))
         self.address, self.metrics_address = str(ready["address"]), str(ready["metrics_address"])
-        self._memory_bytes = self._bounds.put_on_serving(self.pid, memory_of_machine()) or self._memory_bytes
+        self._memory_bytes = self.bounds.put_on_serving(self.pid, memory_of_machine()) or self._memory_bytes
         self._serves = True
 
-    async def _ready_line(self, fds: Mapping[str, int], words: Sequence[str]) -> bytes:
-        """Start the process and return the line that it writes when it serves, or when it knows that it cannot; empty: it ended without a
-        line. fds: file descriptors, by the option that passes each. Raises OSError."""
-        self._serves = False
-        self._ask_no_more()
-        with ExitStack() as ends:
-            asking, child_socket = socket.socketpair()
-            ends.enter_context(child_socket)
-            failure = ends.enter_context(ExitStack())  # It closes `asking`, unless a line has come.
-            failure.enter_context(asking)
-            asking.setblocking(False)
-            ready_read, ready_write = os.pipe()
-            writer = ends.enter_context(os.fdopen(ready_write, "wb"))
-            reader = asyncio.StreamReader()
-            transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-                lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(ready_read, "rb")
-            )
-            ends.callback(transport.close)
-            await self._spawn({**fds, "--ready-fd": ready_write, "--liveness-fd": child_socket.fileno()}, words)
-            writer.close()  # From now on only the process has this end, so the pipe ends when the process ends.
-            child_socket.close()
-            line = await self._read_ready_line(reader)
-            if line:
-                self._asking = asking
-                failure.pop_all()
-            return line
+    def _spawn(self, lifeline_fd: int, start_fd: int | None, words: Sequence[str]) -> ConnectedChild:
+        """Start the process, with its output in the log. The arguments are those of `start`. Raises OSError."""
 
-    async def _read_ready_line(self, reader: asyncio.StreamReader) -> bytes:
-        """Wait for the line; empty: the process has ended. Raises StackError if the process is stopped meanwhile; then it was killed."""
-        reading, stopping = asyncio.create_task(reader.readline()), asyncio.create_task(wait_until_stopped(self.pid))
-        tasks: set[asyncio.Task[bytes] | asyncio.Task[str]] = {reading, stopping}
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if reading.done():
-                return reading.result()
-            await self.kill()
-            raise StackError(f"{self.name} {stopping.result()} and was killed")
-        finally:
-            reading.cancel()
-            stopping.cancel()
-            await asyncio.wait(tasks)
+        def command(fd: int) -> list[str]:
+            places = {"metrics_address": self.metrics_address, "address": self.address}
+            fds = {"lifeline_fd": lifeline_fd, "start_fd": start_fd, "ready_fd": fd, "liveness_fd": fd}
+            return [sys.executable, "-m", self.module, *self.arguments, *words, *option_words({**places, **fds})]
 
-    def _ask_no_more(self) -> None:
-        """Close the socket that asks whether the process still answers."""
-        if self._asking is not None:
-            self._asking.close()
-            self._asking = None
-
-    async def _spawn(self, fds: Mapping[str, int], words: Sequence[str]) -> None:
-        """Start the process, with its output in the log, and put its bounds on it."""
-        output = sys.stderr.fileno() if self._log is None else _open_log(self._log)
-        try:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command,
-                *words,
-                "--address",
-                self.address,
-                *(word for flag, fd in fds.items() for word in (flag, str(fd))),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=self._environment,
-                pass_fds=(*fds.values(), *self._fds),
-                start_new_session=True,  # Ctrl-C in the terminal reaches only the launcher, which then drains in order
-            )
-        finally:
-            if self._log is not None:
-                os.close(output)
-        self._memory_bytes = self._bounds.put_on(self._process.pid)
+        fds = (lifeline_fd, *(() if start_fd is None else (start_fd,)), *self.fds)
+        with nullcontext(sys.stderr) if self.log is None else open_log(self.log) as log:
+            return ConnectedChild(command, fds=fds, environment=self.environment, output=log.fileno(), errors=log.fileno())
 
     async def _died_at_start(self, reason: str) -> StackError:
         """The error of a process that ended before it served. reason: the reason that the process itself gave; empty: it gave none."""
-        self._ask_no_more()
         code = await self.wait()
-        hint = f"Its whole log is {self._log}." if self._log else "Its output is above."
+        hint = f"Its whole log is {self.log}." if self.log else "Its output is above."
         if reason:
             return StackError(f"{self.name} cannot start: {reason}", hint=hint)
         error = StackError(f"{self.name} ended with {self.told_end(code)} before it was ready", hint=hint)
@@ -174,57 +109,51 @@ class Child:
 
     def last_lines(self) -> str:
         """The last lines of the process's log; empty if it has no log."""
-        if self._log is None:
+        if self.log is None:
             return ""
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_LINES:])
 
     def told_end(self, code: int) -> str:
         """A text that says how the process ended. code: as `wait` returns it."""
-        return describe_exit(code) + (bound_text(self._memory_bytes) if code == -signal.SIGABRT else "")
+        return describe_end(code, "code") + (bound_text(self._memory_bytes) if code == -signal.SIGABRT else "")
 
     async def wait(self) -> int:
         """Wait for its end and return the exit code; negative: the signal that ended it."""
-        if self._process is None:
-            return 0
-        return await self._process.wait()
+        return 0 if self._process is None else await self._process.wait_on_loop()
+
+    async def silence(self) -> str:
+        """Wait until the process that serves answers no more; returns a text that says so."""
+        assert self._process is not None
+        return await wait_until_silent(self._process.channel)
 
     async def stop(self, grace_s: float) -> None:
         """End the process by SIGTERM, and by SIGKILL if it then runs longer than grace_s and a margin. grace_s: seconds for its answers to
         finish; a process that does not serve yet has no answers, so it gets only the margin."""
-        grace_s = grace_s if self._serves else 0.0
-        self._ask_no_more()
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        process.send_signal(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(grace_s + STOP_MARGIN_S):
-                await process.wait()
-        except TimeoutError:
-            await self.kill()
+        if self._process is not None:
+            self._process.terminate()
+            with suppress(TimeoutError):
+                async with asyncio.timeout((grace_s if self._serves else 0.0) + STOP_MARGIN_S):
+                    await self._process.wait_on_loop()
+        await self.kill()
 
     async def kill(self) -> None:
         """Send SIGKILL, if the process runs, and wait for its end."""
-        self.kill_now()
         if self._process is not None:
-            await self._process.wait()
+            self._process.kill()
+            await self._process.wait_on_loop()
+            self._process.close()
 
     def kill_now(self) -> None:
         """Send SIGKILL, if the process runs."""
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None:
             self._process.kill()
 
 
-def _open_log(log: Path) -> int:
-    """Open a log for writing; returns its descriptor. Its folder is made anew if it is gone: a pipeline may start days after the stack,
-    when a cleaner of temporary folders has removed it."""
+def open_log(log: Path) -> IO[bytes]:
+    """Open a log for writing. Its folder is made anew if it is gone: a pipeline may start days after the stack, when a cleaner of temporary
+    folders has removed it."""
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-
-
-def describe_exit(code: int) -> str:
-    """An exit code, or the signal of a negative one, in words."""
-    return f"code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+    return os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
 
 
 FIRST_BACKOFF_S = 0.1
@@ -243,79 +172,59 @@ Tell = Callable[[str, str], None]
 process."""
 
 
-class Keeper:
-    """Watches a child that serves, and starts it again when it has ended. lifeline_fd: see `Child.start`."""
+@asynccontextmanager
+async def in_time(name: str, log_lines: Callable[[], str] = str) -> AsyncIterator[None]:
+    """A context for a start that may take RESTART_LIMIT_S. Raises StackError if it takes longer. name: of what starts. log_lines: gives the
+    log of the error."""
+    try:
+        async with asyncio.timeout(RESTART_LIMIT_S):
+            yield
+    except TimeoutError:
+        error = StackError(f"{name} was not ready within {RESTART_LIMIT_S:g} s")
+        error.log = log_lines()
+        raise error from None
 
-    def __init__(self, child: Child, lifeline_fd: int, tell: Tell) -> None:
-        self.child = child
-        self._lifeline_fd = lifeline_fd
-        self._tell = tell
-        self._backoff_s = FIRST_BACKOFF_S
 
-    async def keep(self) -> StackError:
-        """Keep the process running; return only when it is given up, with the error of its last failed start.
+async def keep(child: Child, lifeline_fd: int, tell: Tell) -> StackError:
+    """Watch a child that serves, and start it again when it has ended, after pauses that grow. Returns only when it is given up, after
+    MAX_FAILED_STARTS failures in a row, with the error of the last one. lifeline_fd: see `Child.start`.
 
-        If this is cancelled while a process is being started, `Child.stop` can end that process.
-        """
-        clock = asyncio.get_running_loop().time
-        while True:
-            serving_since = clock()
-            report = await self._end()
-            lost_at = clock()
-            self._tell(*report)
-            if lost_at - serving_since >= HEALTHY_S:
-                self._backoff_s = FIRST_BACKOFF_S
-            failure = await self._start_again()
-            if failure is not None:
-                return failure
-            self._tell("restarted", f"{self.child.name} (pid {self.child.pid}) after {clock() - lost_at:.1f} s")
+    If this is cancelled while a process is being started, `Child.stop` can end that process.
+    """
+    clock = asyncio.get_running_loop().time
+    backoff_s = FIRST_BACKOFF_S
+    while True:
+        serving_since = clock()
+        report = await _loss(child)
+        lost_at = clock()
+        tell(*report)
+        if lost_at - serving_since >= HEALTHY_S:
+            backoff_s = FIRST_BACKOFF_S
+        for failures in range(1, MAX_FAILED_STARTS + 1):
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+            try:
+                async with in_time(child.name, child.last_lines):
+                    await child.start(lifeline_fd)
+                break
+            except StackError as error:
+                await child.kill()
+                if failures == MAX_FAILED_STARTS:
+                    return error
+                tell("failed", error.message)
+        tell("restarted", f"{child.name} (pid {child.pid}) after {clock() - lost_at:.1f} s")
 
-    async def _end(self) -> tuple[str, str]:
-        """Wait until the process has ended; kill it if it does not answer. Returns the event and the text for `tell`."""
-        label = f"{self.child.name} (pid {self.child.pid})"
-        ending, hanging = asyncio.create_task(self.child.wait()), asyncio.create_task(wait_until_silent(self.child.asking))
-        tasks: set[asyncio.Task[int] | asyncio.Task[str]] = {ending, hanging}
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if not ending.done():
-                reason = hanging.result()
-                await self.child.kill()
-                return "lost", f"{label} {reason} and was killed"
-            code = ending.result()
-        finally:
-            ending.cancel()
-            hanging.cancel()
-            await asyncio.wait(tasks)
-        if code:
-            return "lost", f"{label} ended with {self.child.told_end(code)}"
-        return "ended", f"{label} was told to, and let its sessions finish; it is started again"
 
-    async def _start_again(self) -> StackError | None:
-        """Start the process again and again, after pauses that grow, until it serves; then return None. After MAX_FAILED_STARTS failures
-        return the error of the last one."""
-        failures = 0
-        while True:
-            await asyncio.sleep(self._backoff_s)
-            self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
-            failure = await self._try_start()
-            failures += 1
-            if failure is None or failures == MAX_FAILED_STARTS:
-                return failure
-            self._tell("failed", failure.message)
-
-    async def _try_start(self) -> StackError | None:
-        """Start the process once; returns the error if it does not serve, None if it does."""
-        try:
-            async with asyncio.timeout(RESTART_LIMIT_S):
-                await self.child.start(self._lifeline_fd)
-        except TimeoutError:
-            await self.child.kill()
-            failure = StackError(f"{self.child.name} was not ready within {RESTART_LIMIT_S:g} s")
-            failure.log = self.child.last_lines()
-            return failure
-        except StackError as error:
-            return error
-        return None
+async def _loss(child: Child) -> tuple[str, str]:
+    """Wait until a child has ended; kill it if it does not answer. Returns the event and the text for `tell`."""
+    label = f"{child.name} (pid {child.pid})"
+    end = await first_of(child.wait(), child.silence())
+    if isinstance(end, str):
+        await child.kill()
+        return "lost", f"{label} {end} and was killed"
+    if end:
+        return "lost", f"{label} ended with {child.told_end(end)}"
+    return "ended", f"{label} was told to, and let its sessions finish; it is started again"
 
 
 PERIOD_S = 5.0

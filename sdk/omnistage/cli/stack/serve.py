@@ -7,7 +7,6 @@ import asyncio
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,13 +21,16 @@ from rich.markup import escape
 
 from omnistage.cli import interrupt
 from omnistage.cli.console import Notices
-from omnistage.cli.stack.ending import Ending, Owner, end_when_idle, error_line, start_stack
+from omnistage.cli.stack.ending import Ending, Owner, error_line, start_stack, watch_requests
 from omnistage.cli.stack.layout import Layout, reachable_address
 from omnistage.cli.stack.pipelines import Choice, layout_of
+from omnistage.cli.stack.processes import open_log
 from omnistage.cli.stack.served import Served, StackEnd, all_served, announce, choose_stack, register_stack, state_folder, warn
 from omnistage.cli.stack.stack import Stack
 from omnistage.cli.wording import SHELL
 from omnistage.client.errors import OmniError, StackError
+from omnistage.host.background import end_tasks
+from omnistage.host.child import ConnectedChild
 from omnistage.host.descriptors import raise_limit
 
 FIRST_PAUSE_S = 5.0
@@ -83,7 +85,9 @@ async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, owner: 
                 owner.tell_first({"address": address, "http": http, "metrics": metrics})
                 if not owner.is_there:
                     announce(notices, address, layout, http=http, metrics=metrics, log_folder=logs)
-                async with end_when_idle(limit_s, stack.metrics_addresses, end_idle), begins.of(stack, layout):
+                async with begins.of(stack, layout):
+                    if limit_s:
+                        begins.add(watch_requests(limit_s, stack.metrics_addresses, end_idle))
                     raise await stack.broken()
     except asyncio.CancelledError:
         if not ending.has_begun:
@@ -111,24 +115,21 @@ class Begins:
         of the layout serves already."""
         self._stack = stack
         for pipeline in () if self._owner.is_private else layout.pipelines:
-            self._add(self._keep(stack, pipeline.name, serves=pipeline is layout.pipelines[0]))
+            self.add(self._keep(stack, pipeline.name, serves=pipeline is layout.pipelines[0]))
         try:
             yield
         finally:
             self._stack = None
-            for task in self._tasks:
-                task.cancel()
-            if self._tasks:
-                await asyncio.wait(self._tasks)
+            await end_tasks(self._tasks)
 
     def start_for_owner(self, name: str) -> None:
         """Called when the owner asks for a pipeline: start it, and send the owner the result."""
         if self._stack is None:
             self._owner.tell({"pipeline": name, "error": "the stack does not serve", "hint": "Ask when it has said that it does."})
         else:
-            self._add(self._answer(self._stack, name))
+            self.add(self._answer(self._stack, name))
 
-    def _add(self, work: Coroutine[None, None, None]) -> None:
+    def add(self, work: Coroutine[None, None, None]) -> None:
         """Run this as a task, which is cancelled when the block of `of` ends."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -198,22 +199,16 @@ def serve_detached(choice: Choice, words: Sequence[str], log_folder: Path | None
     log_folder.mkdir(parents=True, exist_ok=True)
     notices = Notices()
     warn(layout, notices)
-    ready_read, ready_write = os.pipe()
-    command = [sys.executable, "-m", "omnistage.cli", *(word for word in words if word != "--detach")]
-    command += ["--log-dir", str(log_folder), "--ready-fd", str(ready_write)]
-    with os.fdopen(os.open(log_folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
-        launcher = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(ready_write,), start_new_session=True, cwd=Path.cwd()
-        )
-    os.close(ready_write)  # Only the launcher has it now, so the pipe ends when the launcher ends.
+    command = [sys.executable, "-m", "omnistage.cli", *(word for word in words if word != "--detach"), "--log-dir", str(log_folder)]
+    with open_log(log_folder / LOG) as log:
+        launcher = ConnectedChild(lambda fd: [*command, "--ready-fd", str(fd)], output=log.fileno(), errors=log)
     try:
-        with os.fdopen(ready_read) as pipe, notices.status("starting the stack"):
-            line = pipe.readline()
+        with notices.status("starting the stack"):
+            answer = json.loads(next(launcher.lines(), b"{}"))
     except BaseException:
         launcher.terminate()
         launcher.wait()
         raise
-    answer = json.loads(line) if line.endswith("\n") else {}
     if "address" not in answer:
         code = launcher.wait()
         error = StackError(

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import socket
 import stat
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -26,6 +24,7 @@ from omnistage.cli.stack.layout import Layout, flag, reachable_address
 from omnistage.client import connection
 from omnistage.client.errors import NotAvailableError, RequestError
 from omnistage.host.addresses import host_and_port, is_loopback
+from omnistage.host.child import can_read
 from omnistage.models.fetch.own_files import OwnFile, is_owned
 from omnistage.models.options import GPU_MEMORY
 
@@ -151,11 +150,7 @@ class StackEnd:
 
     def wait(self, limit_s: float) -> bool:
         """Wait until the stack has ended, at most limit_s; returns whether it has."""
-        until = time.monotonic() + min(limit_s, LONGEST_S)
-        while (left_s := until - time.monotonic()) > 0:
-            if select.select([self._pidfd], [], [], left_s)[0]:
-                return True
-        return False
+        return can_read(self._pidfd, min(limit_s, LONGEST_S))
 
     def close(self) -> None:
         os.close(self._pidfd)

@@ -13,17 +13,19 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 
 from omnistage.cli.stack.layout import ANY_PORT, GATEWAY, ROUTER, Layout, move_port, room
 from omnistage.cli.stack.pipelines import fetch_own
-from omnistage.cli.stack.processes import RESTART_LIMIT_S, Child, Keeper, Tell
+from omnistage.cli.stack.processes import Child, Tell, in_time, keep
 from omnistage.cli.stack.resources import Bounds, Ports, gateway_environment, memory_of_machine, router_bounds, stage_bounds, with_token
 from omnistage.client.errors import StackError, UnknownModelError
 from omnistage.client.threads import run_on_thread
 from omnistage.host.addresses import host_and_port
+from omnistage.host.background import end_tasks, first_of
 from omnistage.models.fetch.own_files import OwnFolder, sweep
 
 KEPT_PORT = ("--kept-port", "true")
@@ -76,16 +78,16 @@ class Stack:
         *,
         log_folder: Path | None = None,
         verbose: bool = False,
-        report: Report | None = None,
-        tell: Tell | None = None,
+        report: Report = lambda name: None,
+        tell: Tell = lambda event, text: None,
     ) -> None:
+        """Make it on the event loop on which it runs."""
         self._layout = layout
         self._verbose = verbose
         self._report = report
         self._tell_owner = tell
-        self._owns_folder = log_folder is None and not verbose
-        self._own_folder: OwnFolder | None = None
-        self._film_folder: OwnFolder | None = None
+        self._exits = ExitStack()
+        """The things that are closed or removed at the end: the lifeline, the ports and the stack's own folders."""
         self.log_folder = log_folder
         self._stages: list[Servers] = []
         self._fronts: list[Servers] = []
@@ -97,8 +99,8 @@ class Stack:
         """For each pipeline that was begun: a future, which gets the error when the pipeline has failed or is out."""
         self._outs: set[asyncio.Task[None]] = set()
         """Tasks that end the processes of pipelines that are out."""
-        self._lifeline: tuple[int, int] | None = None  # descriptors of its reading and writing end
-        self._broken: asyncio.Future[StackError] | None = None
+        self._lifeline_fd = -1  # the reading end of the lifeline
+        self._broken: asyncio.Future[StackError] = asyncio.get_running_loop().create_future()
         self._failed = False  # whether to keep the logs
         self._environment = with_token(os.environ)
         self._ports = Ports()
@@ -106,16 +108,17 @@ class Stack:
     async def start(self) -> None:
         """Start the first pipeline, the router and the gateway. After a failure nothing is left running. Raises StackError with the last
         words of the process that failed."""
-        self._lifeline = os.pipe()
-        self._broken = asyncio.get_running_loop().create_future()
-        if self._owns_folder:
-            self._own_folder = OwnFolder("logs")
-            self.log_folder = self._own_folder.path
-        else:
-            sweep(Path(tempfile.gettempdir()))  # Removes folders that killed stacks left behind, as making an OwnFolder does.
+        self._lifeline_fd, writing_fd = os.pipe()
+        for fd in (self._lifeline_fd, writing_fd):
+            self._exits.callback(os.close, fd)
+        self._exits.callback(self._ports.close)
         try:
-            if self._layout.servers.http and not self._environment.get(VIDEO_FOLDER):
-                self._film_folder = OwnFolder("films")
+            if self.log_folder is None and not self._verbose:
+                own_folder = OwnFolder("logs")
+                self.log_folder = own_folder.path
+                self._exits.callback(lambda: own_folder.keep() if self._failed else own_folder.remove())
+            else:
+                sweep(Path(tempfile.gettempdir()))  # Removes folders that killed stacks left behind, as making an OwnFolder does.
             await self._start()
         except BaseException as error:
             self._failed = self._failed or isinstance(error, StackError)
@@ -155,8 +158,6 @@ class Stack:
 
     async def broken(self) -> StackError:
         """Wait until the stack cannot go on, and return the error that says why: no begun pipeline is left, or the router was given up."""
-        if self._broken is None:
-            raise RuntimeError("broken() before start()")
         return await asyncio.shield(self._broken)
 
     async def begin(self, pipeline: str) -> None:
@@ -202,25 +203,13 @@ class Stack:
     async def stop(self) -> None:
         """First end the processes that clients ask, so that running answers can finish, then all stages; wait for each. From now on nothing
         is started again."""
-        tasks = self._tasks
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await end_tasks(self._tasks)
         for servers in self._fronts:
             await self._end(servers)
         async with asyncio.TaskGroup() as ends:
             for servers in self._stages:
                 ends.create_task(self._end(servers))
-        self._ports.close()
-        if self._lifeline is not None:
-            for fd in self._lifeline:
-                os.close(fd)
-            self._lifeline = None
-        if self._own_folder is not None:
-            self._own_folder.keep() if self._failed else self._own_folder.remove()
-        if self._film_folder is not None:
-            self._film_folder.remove()
+        self._exits.close()
 
     @property
     def _all(self) -> list[Servers]:
@@ -235,10 +224,7 @@ class Stack:
         """End these processes, and the tasks that would start them again. Afterwards all of them may be started anew, also those that were
         given up."""
         tasks = servers.tasks
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await end_tasks(tasks)
         for task in tasks:
             task.cancelled() or task.exception()  # Read, so that asyncio does not log the error: the tasks that wait get it too.
         async with asyncio.TaskGroup() as ends:
@@ -252,58 +238,53 @@ class Stack:
         """Start the first pipeline, the router and the gateway at the same time. The router loads its code meanwhile, but looks for the
         stages only when all of them serve; the end of a pipe is the sign for it. The gateway asks nothing before its first request."""
         self._make_children()
-        *gateways, router = self._fronts
         first = self._layout.pipelines[0].name
         wait_fd, go_fd = os.pipe()
-        loading = router.starting = asyncio.create_task(self._start_child(router, router.all[0], wait_fd))
-        opening = [asyncio.create_task(self._start_gateway(gateway, gateway.all[0])) for gateway in gateways]
-        for gateway, task in zip(gateways, opening, strict=True):
-            gateway.starting = task
+        starts = list[asyncio.Task[None]]()
+        for servers in reversed(self._fronts):  # The router first.
+            child = servers.all[0]
+            start = self._start_child(servers, child, wait_fd) if servers.is_vital else self._start_gateway(servers, child)
+            servers.starting = asyncio.create_task(start)
+            starts.append(servers.starting)
         try:
             try:
                 self._note_begin(first, asyncio.create_task(self._start_stages(first)))
                 await self._has_begun(first)
             finally:
                 os.close(go_fd)
-            for task in (loading, *opening):
-                await self._unless_broken(task)
+            for task in starts:
+                # If the stack breaks first: a router whose stages are gone would never be ready.
+                if error := await first_of(asyncio.shield(task), self.broken()):
+                    raise error
         finally:
-            loading.cancel()
-            await asyncio.wait({loading})
+            await end_tasks(starts[:1])
             os.close(wait_fd)
 
     def _make_children(self) -> None:
         """Make the objects of all processes of all pipelines, each with its address; no process is started. Raises StackError."""
         options, groups = self._layout.servers, self._layout.groups
         try:
-            addresses = [[self._ports.take() for _ in group.names] for group in groups]
+            places = [(group, [self._ports.take() for _ in group.names]) for group in groups]
             host, port = host_and_port(options.address)
             router = options.address if port else self._ports.take(host)
         except OSError as error:
             raise StackError(f"there is no free port to listen on: {error.strerror}") from error
-        for group, group_addresses in zip(groups, addresses, strict=True):
-            neighbours = [
-                address
-                for other, other_addresses in zip(groups, addresses, strict=True)
-                if other is not group and not {*group.pipelines}.isdisjoint(other.pipelines)
-                for address in other_addresses
-            ]
-            arguments = [*self._layout.stage_arguments(group.stage, neighbours), *KEPT_PORT]
-            children = [
-                self._child(name, group.stage.kind, arguments, address, stage_bounds())
-                for name, address in zip(group.names, group_addresses, strict=True)
-            ]
+        for group, addresses in places:
+            shares = [others for other, others in places if other is not group and not {*group.pipelines}.isdisjoint(other.pipelines)]
+            arguments = [*self._layout.stage_arguments(group.stage, [*chain(*shares)]), *KEPT_PORT]
+            names = zip(group.names, addresses, strict=True)
+            children = [self._child(name, group.stage.kind, arguments, address, stage_bounds()) for name, address in names]
             self._stages.append(Servers(children, group.pipelines))
         stage_addresses = [
             (f"{pipeline}/{group.stage.kind}", address)
-            for group, group_addresses in zip(groups, addresses, strict=True)
+            for group, addresses in places
             for pipeline in group.pipelines
-            for address in group_addresses
+            for address in addresses
         ]
         bounded = router_bounds(memory_of_machine())
         if options.http:
             http = move_port(options.http, self._own_addresses(router))
-            gateway = self._child(GATEWAY, GATEWAY, self._layout.gateway_arguments(router), http, bounded)
+            gateway = self._child(GATEWAY, GATEWAY, self._layout.gateway_arguments(router), http, bounded, variables=self._for_gateway())
             self._fronts.append(Servers([gateway]))
         arguments = [*self._layout.router_arguments(stage_addresses), *(() if port else KEPT_PORT)]
         child = self._child(ROUTER, ROUTER, arguments, router, bounded, options.metrics_address)
@@ -313,16 +294,28 @@ class Stack:
         """Addresses that the gateway must not take, because other processes of the stack have them, or will have them."""
         return router, self._layout.servers.metrics_address, self._layout.servers.metrics
 
-    def _child(self, name: str, kind: str, arguments: Sequence[str], address: str, bound: Bounds, metrics_address: str = ANY_PORT) -> Child:
-        """The object of one process."""
-        log, variables = self._log(name), self._gateway_environment() if kind == GATEWAY else self._environment
-        return Child(name, f"omnistage.{kind}", arguments, address, metrics_address, log, variables, self._ports.fds, bound)
+    def _child(
+        self,
+        name: str,
+        kind: str,
+        arguments: Sequence[str],
+        address: str,
+        bound: Bounds,
+        metrics_address: str = ANY_PORT,
+        variables: Mapping[str, str] | None = None,
+    ) -> Child:
+        """The object of one process. variables: its environment; None: that of the stages."""
+        log = None if self._verbose or self.log_folder is None else self.log_folder / f"{name}.log"
+        environment = variables or self._environment
+        return Child(name, f"omnistage.{kind}", arguments, address, metrics_address, log, environment, self._ports.fds, bound)
 
-    def _gateway_environment(self) -> dict[str, str]:
+    def _for_gateway(self) -> dict[str, str]:
         """The variables of the gateway. It calls no stage, so it does not get their token. Its films are in a folder of the stack, unless
         the user names one: if it is killed, the next one goes on with them."""
-        folder = {VIDEO_FOLDER: str(self._film_folder.path)} if self._film_folder is not None else {}
-        return {**gateway_environment(self._environment), **folder}
+        variables = gateway_environment(self._environment)
+        if not variables.get(VIDEO_FOLDER):
+            variables[VIDEO_FOLDER] = str(self._exits.enter_context(OwnFolder("films")).path)
+        return variables
 
     async def _begin(self, pipeline: str) -> None:
         """Start a pipeline while the stack runs: wait until the processes of pipelines that are out have ended, fetch the models, and start
@@ -332,18 +325,11 @@ class Stack:
             await asyncio.wait(self._outs)
         try:
             await run_on_thread(lambda: fetch_own(layout), "omnistage-fetch")
-            await self._start_in_time(pipeline)
+            async with in_time(pipeline):  # Other pipelines may wait for their start.
+                await self._start_stages(pipeline)
         except StackError as error:
             await asyncio.shield(self._put_out([pipeline], error))
             raise
-
-    async def _start_in_time(self, pipeline: str) -> None:
-        """Start the stages of a pipeline, with a time limit, because other pipelines may wait for their start. Raises StackError."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(RESTART_LIMIT_S):
-                await self._start_stages(pipeline)
-                return
-        raise StackError(f"{pipeline} was not ready within {RESTART_LIMIT_S:g} s")
 
     async def _start_stages(self, pipeline: str) -> None:
         """Start those stages of a pipeline that do not run yet, and wait until all its stages serve. As soon as a process does not start,
@@ -373,12 +359,9 @@ class Stack:
 
     async def _start_child(self, servers: Servers, child: Child, wait_fd: int | None = None, words: Sequence[str] = ()) -> None:
         """Start a process, wait until it serves, and have it kept from then on. wait_fd, words: `start_fd` and `words` of `Child.start`."""
-        if self._lifeline is None:
-            raise StackError("the stack was stopped while it started")
-        await child.start(self._lifeline[0], wait_fd, words)
-        if self._report is not None:
-            self._report(child.name)
-        keeper = asyncio.create_task(self._keep(servers, Keeper(child, self._lifeline[0], self._tell)))
+        await child.start(self._lifeline_fd, wait_fd, words)
+        self._report(child.name)
+        keeper = asyncio.create_task(self._keep(servers, child))
         keeper.add_done_callback(self._note_keeper_end)
         servers.keepers.append(keeper)
 
@@ -386,33 +369,17 @@ class Stack:
         """Start the gateway. If it does not start, it is given up, and the stack goes on without it."""
         tries = room(child.address, self._own_addresses(self.address), HTTP_PORT_TRIES)
         try:
-            async with asyncio.timeout(RESTART_LIMIT_S):
+            async with in_time(child.name):
                 await self._start_child(servers, child, words=("--port-tries", str(tries)))
-        except TimeoutError:
-            await child.kill()
-            self._give_up(servers, child, StackError(f"{child.name} was not ready within {RESTART_LIMIT_S:g} s"))
         except StackError as error:
+            await child.kill()
             self._give_up(servers, child, error)
-
-    async def _unless_broken(self, starting: asyncio.Task[None]) -> None:
-        """Wait until a router or gateway serves. Raises StackError if the stack breaks first: a router whose stages are gone would never be
-        ready."""
-        breaking = asyncio.create_task(self.broken())
-        tasks: set[asyncio.Task[None] | asyncio.Task[StackError]] = {starting, breaking}
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if not starting.done():
-                raise breaking.result()
-            starting.result()
-        finally:
-            breaking.cancel()
-            await asyncio.wait({breaking})
 
     # Keeping -------------------------------------------------------------------------------------------------------------------------
 
-    async def _keep(self, servers: Servers, keeper: Keeper) -> None:
-        """Keep a process running, and give it up when its keeper does."""
-        self._give_up(servers, keeper.child, await keeper.keep())
+    async def _keep(self, servers: Servers, child: Child) -> None:
+        """Keep a process running, and give it up when that fails."""
+        self._give_up(servers, child, await keep(child, self._lifeline_fd, self._tell))
 
     def _give_up(self, servers: Servers, child: Child, error: StackError) -> None:
         """Give a process up: nothing starts it again. If no other does the same work, the pipelines that need it are out; if it was the
@@ -453,21 +420,16 @@ class Stack:
 
     def _break(self, error: StackError) -> None:
         """Have `broken` return this error, unless it has one already."""
-        if self._broken is not None and not self._broken.done():
+        if not self._broken.done():
             self._broken.set_result(error)
 
     def _note_keeper_end(self, keeper: asyncio.Task[None]) -> None:
         """Handle the end of a keeper's task. If a bug ended it, nothing watches its process any more, so the stack ends with that error."""
         error = None if keeper.cancelled() else keeper.exception()
-        if error is not None and self._broken is not None and not self._broken.done():
+        if error is not None and not self._broken.done():
             self._broken.set_exception(error)
 
     def _tell(self, event: str, text: str) -> None:
         """Report an event of a process to the caller of the stack; after a failure the logs are kept."""
         self._failed = self._failed or event in FAILURES
-        if self._tell_owner is not None:
-            self._tell_owner(event, text)
-
-    def _log(self, name: str) -> Path | None:
-        """The log of a process; None: it writes to this process's stderr."""
-        return None if self._verbose or self.log_folder is None else self.log_folder / f"{name}.log"
+        self._tell_owner(event, text)
