@@ -158,13 +158,14 @@ def test_what_cannot_be_read_is_named(kind: str, path: str, told: str, files: Pa
     monkeypatch.chdir(files)
     question = Question("x", False, None, None, False, Options(), attached=[Attached("image", "cat.png"), Attached(kind, path)])
     with pytest.raises(RequestError) as caught:
-        question.checked()
+        question.check()
     assert caught.value.message.startswith(f"--{kind}: {told}")
 
 
 def test_a_film_that_is_larger_than_a_request_is_streamed(files: Path) -> None:
     question = Question("x", False, None, None, False, Options(), attached=[Attached("video", str(files / "long.mp4"), use_audio=True)])
-    asked = for_conversation(question.checked().conversation, Options())
+    question.check()
+    asked = for_conversation(question.conversation, Options())
     film, _ = asked.complete().thinker.messages[0].parts
     assert (film.port, film.use_audio, film.total_bytes, list(asked.uploads)) == ("media0", True, 70 << 20, ["media0"])
 

@@ -32,7 +32,7 @@ from omnistage.cli.make.drawing_screen import MAX_COLUMNS, MAX_ROWS, cells, pict
 from omnistage.cli.stack.layout import Layout
 from omnistage.cli.targets import Need, target_for
 from omnistage.cli.wording import SHELL, word_error
-from omnistage.client import Omni
+from omnistage.client import AsyncOmni, Omni
 from omnistage.client.errors import BadRequestError, RequestError
 from omnistage.client.request import DIFFUSION
 from omnistage.models.tiny.makers import MAKERS
@@ -189,11 +189,16 @@ def test_a_pipeline_without_pictures_names_those_that_draw(toy_address: str, tmp
         ("images", False, ("--image: no", drawing.NEEDS_A_PICTURE)),
     ],
 )
-def test_a_refusal_names_what_was_typed_and_has_a_hint_where_it_adds_something(field: str, sized: bool, line: tuple[str, str]) -> None:
+async def test_a_refusal_names_what_was_typed_and_has_a_hint_where_it_adds_something(
+    toy_address: str, field: str, sized: bool, line: tuple[str, str]
+) -> None:
     error = BadRequestError.of(f"diffusion.{field}", "no")
     error.metadata = {"field": f"diffusion.{field}"}
-    with pytest.raises(RequestError) as refused, drawing.refusals(sized=sized, has_images=False):
-        raise error
+    order = drawing.DrawingOrder("a hill", None, {}, as_json=False, images=(), sized=sized)
+    async with AsyncOmni(address=toy_address) as omni:
+        with pytest.raises(RequestError) as refused:
+            async with order.refusals(omni, ""):
+                raise error
     assert word_error(refused.value) == line
 
 

@@ -19,7 +19,7 @@ from helpers.drawings import checkpoint
 from helpers.media_files import picture
 from helpers.output import COMMAND, names, object_of, refusal
 from helpers.peer import PlayingPeer, listening
-from omnistage.cli.make.drawing import out_of, resample
+from omnistage.cli.make.drawing import FilmOrder, resample
 from omnistage.cli.make.files import GrowingFile, film_size
 from omnistage.client import Omni, VideoDelta
 from omnistage.client.errors import RequestError
@@ -269,13 +269,9 @@ def test_another_rate_has_the_same_waves() -> None:
 # Parts ---------------------------------------------------------------------------------------------------------------------------------
 
 
-def test_where_it_goes_and_how_it_is_encoded() -> None:
-    assert out_of(None, None) == (Path("film.webm"), "video/webm")
-    assert out_of(None, "h264") == (Path("film.mp4"), 'video/mp4; codecs="avc1"')
-    assert out_of(Path("x.mp4"), None) == (Path("x.mp4"), "video/mp4")
-    assert out_of(Path("X.MP4"), "vp9") == (Path("X.MP4"), "video/mp4")
-    with pytest.raises(RequestError, match=r"--codec h264: no \.webm is encoded so"):
-        out_of(Path("x.webm"), "h264")
+@pytest.mark.parametrize(("codec", "ending"), [(None, ".webm"), ("vp9", ".webm"), ("h264", ".mp4")])
+def test_a_film_without_a_name_gets_the_ending_of_its_codec(codec: str | None, ending: str) -> None:
+    assert FilmOrder("a hill", None, {}, as_json=False, images=(), sized=False, codec=codec).ending == ending
 
 
 def test_a_file_grows_at_its_place_and_what_came_stays(tmp_path: Path) -> None:

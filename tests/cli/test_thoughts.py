@@ -20,7 +20,7 @@ from helpers.output import object_of, refusal
 from helpers.peer import PlayingPeer, answer, listening
 from helpers.terminal import Terminal, terminal_after, words_of
 from helpers.toy_pipeline import toy_pipeline
-from omnistage.cli.make.figures import brief_figures, figures, remarks, sentence, waited_s
+from omnistage.cli.make.figures import figures, remarks, sentence, waited_s
 from omnistage.cli.make.screen import DIM, PLAIN
 from omnistage.cli.make.speak import MAX_CHARACTERS, captions, write_captions
 from omnistage.cli.timeline import draw, opened_at
@@ -157,7 +157,7 @@ async def test_the_seed_is_shown_unless_none_was_drawn_with(reports: list[stage_
     """A server that is older than this does not say; then the seed may have mattered."""
     done = await done_of(answer_with(*reports))
     assert done.drew is drew
-    assert {"seed 7" in line for line in (figures(done), brief_figures(done))} == {drew is not False}
+    assert {"seed 7" in line for line in (figures(done), figures(done, is_brief=True))} == {drew is not False}
 
 
 async def test_scripts_get_all_of_it() -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omnistage.cli.make.figures import pause, seed_told, sentence
+from omnistage.cli.make.figures import pause, seed_text, sentence
 from omnistage.client.events import (
     CONTINUITY_LIMIT_S,
     START_BUFFER_S,
@@ -349,5 +349,5 @@ def _figures(done: Done, played: Sequence[Played]) -> str:
     if timing.rtf is not None:
         silence_s = sum(chunk.gap_s for chunk in played)
         parts += [f"real-time factor {timing.rtf:.2f}", "no gaps" if silence_s <= CONTINUITY_LIMIT_S else f"gaps {silence_s:.2f} s"]
-    parts.append(", ".join(text for text in (f"pipeline {done.pipeline}", seed_told(done)) if text))
+    parts.append(", ".join([f"pipeline {done.pipeline}", *seed_text(done)]))
     return "  ·  ".join(parts)

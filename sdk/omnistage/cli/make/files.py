@@ -2,7 +2,8 @@
 
 `OutputFile` appears only when it is whole. First a trial shows whether it can be written; later a draft is written in the same folder, and
 renamed. A file that is a mount point, or stands in a folder that may not be changed, cannot be replaced: the new contents are copied into
-it. `new_name` names a file after a prompt, and `film_size` reads the sides of a film from the head of its file."""
+it. `write_chunks` writes sound, `new_name` names a file after a prompt, and `film_size` reads the sides of a film from the head of its
+file."""
 
 from __future__ import annotations
 
@@ -21,9 +22,16 @@ from types import TracebackType
 from typing import Self
 from unicodedata import category, east_asian_width, normalize
 
+import numpy as np
+
+from omnistage.client.answer import write_sound
 from omnistage.client.errors import RequestError
-from omnistage.client.files import any_of
+from omnistage.client.events import AudioChunk
+from omnistage.client.files import FORMATS, any_of
 from omnistage.models.fetch.own_files import OwnFile
+
+SOUND_KINDS = {ending: form.name for ending, form in FORMATS.items()}
+"""Kinds of files for sound, by their endings."""
 
 _KEPT_BY_FOLDER = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NOT_REPLACED = (*_KEPT_BY_FOLDER, errno.EBUSY, errno.EXDEV)
@@ -52,7 +60,7 @@ class OutputFile:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._draft.remove()
 
-    def write(self, fill: Callable[[Path], None]) -> None:
+    def write(self, fill: Callable[[Path], object]) -> None:
         """Call `fill` with the path of a draft, which it writes, and put the draft in the file's place. Raises RequestError if that
         fails."""
         try:
@@ -64,7 +72,7 @@ class OutputFile:
             copy_path = self._save_elsewhere(fill)
             raise _not_written(self.path, error, f"; it is kept as {copy_path}" if copy_path else "; what was made is lost") from error
 
-    def _save_elsewhere(self, fill: Callable[[Path], None]) -> Path | None:
+    def _save_elsewhere(self, fill: Callable[[Path], object]) -> Path | None:
         """After a failure, let `fill` write among the temporary files, where there may be room, because the result took minutes to make.
         Returns the path; None if that fails too."""
         place = None
@@ -176,6 +184,12 @@ def _not_written(path: Path, error: OSError, suffix: str = "") -> RequestError:
     """The error of a file that could not be written. suffix: ends the message."""
     room = ", or make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
     return RequestError(f"{path} cannot be written: {error.strerror or error}{suffix}", hint=f"Give another place{room}.")
+
+
+def write_chunks(chunks: Sequence[AudioChunk], path: Path, kind: str = "") -> None:
+    """Write the chunks of a sound to a file. kind: the ending that decides the format, such as .wav; empty: that of `path`."""
+    samples = np.concatenate([chunk.samples for chunk in chunks])
+    write_sound(path, samples, chunks[0].sample_rate_hz, chunks[0].encoding, kind)
 
 
 MAX_COLUMNS = 28
