@@ -2,63 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from typer.models import ArgumentInfo, OptionInfo
+
+from omnistage.cli.make.ask import ask, say
+from omnistage.cli.make.draw import draw, film, sound
 from omnistage.client.errors import BadRequestError, OmniError
 from omnistage.client.wording import Wording
 
+
+def _typed_names() -> Iterator[tuple[str, str]]:
+    """Yields (the name of a parameter, the words that a user of a shell types for it) for the commands that make something."""
+    for command in (ask, say, sound, film, draw):
+        for name, annotation in command.__annotations__.items():
+            match getattr(command.__globals__.get(annotation), "__metadata__", None):
+                case (OptionInfo(default=option, param_decls=others),):
+                    options = (word for word in (option, *(others or ())) if isinstance(word, str) and word.startswith("--"))
+                    yield name, next(options, f"--{name.replace('_', '-')}").partition("/")[0]
+                case (ArgumentInfo(metavar=str(word)),):
+                    yield name, word
+
+
 TYPED_NAMES = {
-    "pipeline": "--pipeline",
-    "seed": "--seed",
-    "timeout_s": "--timeout",
-    "background": "--background",
-    "max_tokens": "--max-tokens",
-    "stop": "--stop",
-    "json_schema": "--json-schema",
-    "regex": "--regex",
-    "choice": "--choice",
-    "thinker.constraint": "--json-schema, --regex or --choice",
-    "temperature": "--temperature",
-    "top_p": "--top-p",
-    "voice": "--voice",
-    "speed": "--speed",
-    "max_frames": "--max-frames",
-    "profile": "--profile",
-    "sample_rate_hz": "--sample-rate",
-    "encoding": "--encoding",
-    "prompt": "PROMPT",
-    "text": "TEXT",
+    **dict(_typed_names()),
+    **dict.fromkeys(("messages", "conversation", "request"), "the question"),
     "verbatim": "TEXT",
-    "messages": "the question",
-    "conversation": "the question",
-    "request": "the question",
-    "negative_prompt": "--negative",
-    "width": "--width",
-    "height": "--height",
-    "steps": "--steps",
-    "guidance_scale": "--guidance",
-    "results": "--count",
-    "previews": "--previews",
-    "preview_side": "--preview-side",
-    "step_cache": "--step-cache",
-    "sigmas": "--sigmas",
-    "strength": "--strength",
-    "mask_image": "--mask",
-    "control_image": "--control",
-    "options": "--option",
-    "layers": "--layers",
-    "frames": "--frames",
-    "frames_per_second": "--fps",
-    "seconds": "--seconds",
-    "begin_s": "--begin",
-    "guidance_scale_2": "--guidance-2",
-    "flow_shift": "--flow-shift",
     "image": "--image",
+    "thinker.constraint": "--json-schema, --regex or --choice",
     "media_type": "--out",
-    "images": "--image",
-    "audios": "--audio",
-    "videos": "--video",
     "use_audio": "--video-sound",
-    "address": "--address",
-    "api_key": "--api-key",
     "model_path": "--checkpoint",
 }
 """By the option or field of the Python client: the words that a user of a shell types."""

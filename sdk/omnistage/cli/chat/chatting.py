@@ -35,10 +35,10 @@ from omnistage.cli.chat.talk import (
     unknown,
 )
 from omnistage.cli.console import Notices
-from omnistage.cli.make.figures import Spoken, cut_note, figures, remarks
+from omnistage.cli.make.figures import cut_note, figures, remarks
 from omnistage.cli.make.figures import tell as tell_figures
 from omnistage.cli.make.files import write_chunks
-from omnistage.cli.make.screen import follow, screen_for
+from omnistage.cli.make.screen import Spoken, follow, screen_for
 from omnistage.cli.report import tell
 from omnistage.cli.targets import Where, connect_client
 from omnistage.cli.wording import CHAT
@@ -361,22 +361,14 @@ class ChatSession:
 
     async def _check_voice(self, name: str) -> None:
         """Raises RequestError for a voice that no pipeline has: every later question would be refused."""
-        voices = {voice for pipeline in await self._pipelines() for voice in pipeline.voices}
+        voices = {voice for pipeline in await self._pipelines_named(self._pipeline) for voice in pipeline.voices}
         if name.lower() not in map(str.lower, voices):
             voices_told = those_there_are(sorted(voices))
             raise RequestError(f"there is no voice {name!r}", hint=f"{voices_told[0].upper()}{voices_told[1:]}.")
 
-    async def _pipelines(self) -> list[Pipeline]:
-        """The pipelines that may answer the next question: the chosen one, else all that answer. Raises RequestError if there are none."""
-        return await self._pipelines_named(self._pipeline)
-
-    async def _all_pipelines(self) -> list[Pipeline]:
-        """All pipelines of the router, also those that only draw."""
-        return await self._omni.pipelines(timeout_s=self._chat.timeout_s)
-
     async def _pipelines_named(self, name: str) -> list[Pipeline]:
         """The pipelines that answer questions and have this name; all that answer if it is empty. Raises RequestError if there are none."""
-        pipelines = await self._all_pipelines()
+        pipelines = await self._omni.pipelines(timeout_s=self._chat.timeout_s)
         answering = [one for one in pipelines if not one.only_draws]
         if matches := [one for one in answering if name in ("", one.name)]:
             return matches
@@ -391,7 +383,7 @@ class ChatSession:
     async def _choose(self, name: str) -> None:
         """Set the pipeline that answers from now on. name: off: the router chooses; empty: only list pipelines. Raises RequestError."""
         if not name:
-            for one in await self._all_pipelines():
+            for one in await self._omni.pipelines(timeout_s=self._chat.timeout_s):
                 mark = " (now)" if one.name == self._pipeline else ""
                 about = "only draws" if one.only_draws else f"takes {', '.join(one.inputs)}, gives {', '.join(one.outputs)}"
                 self._notices.tell(f"[dim]{escape(f'{one.name}: {about}{mark}')}[/]")
@@ -418,7 +410,7 @@ class ChatSession:
 
     async def _attach(self, files: Sequence[MentionedFile], words: str) -> None:
         """Attach files, and ask at once if there are words. Raises RequestError for a kind of file that no pipeline here takes."""
-        pipelines = await self._pipelines()
+        pipelines = await self._pipelines_named(self._pipeline)
         for kind in dict.fromkeys(one.kind for one in files):
             if not any(kind in pipeline.inputs for pipeline in pipelines):
                 inputs = "; ".join(f"{one.name} takes {', '.join(one.inputs)}" for one in pipelines)
@@ -442,7 +434,7 @@ class ChatSession:
 
     async def _print_voices(self) -> None:
         """Print the voices of each pipeline that may answer."""
-        for pipeline in await self._pipelines():
+        for pipeline in await self._pipelines_named(self._pipeline):
             if pipeline.voices:
                 self._notices.tell(f"[dim]{escape(pipeline.name)} has {escape(', '.join(pipeline.voices))}[/]")
 

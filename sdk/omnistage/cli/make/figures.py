@@ -1,70 +1,19 @@
-"""Collects an answer while it comes, and writes its figures, as a line for people and as an object for scripts, and says which servers were
-lost in the middle of it."""
+"""Writes a product in numbers, as a line for people and as an object for scripts, and says which servers were lost in the middle of it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 
 from rich.cells import cell_len
 from rich.markup import escape
 
 from omnistage.cli.console import Notices
-from omnistage.cli.make.screen import Wrap
-from omnistage.client.events import (
-    CONTINUITY_LIMIT_S,
-    START_BUFFER_S,
-    Alignment,
-    AudioChunk,
-    Done,
-    Event,
-    Failover,
-    Picture,
-    SpokenWord,
-    TextDelta,
-    ThoughtDelta,
-    Timing,
-    play,
-    unspoken_text,
-)
+from omnistage.cli.make.screen import Spoken, Wrap
+from omnistage.client.events import CONTINUITY_LIMIT_S, START_BUFFER_S, Done, Failover, Timing, play, unspoken_text
 
 SEPARATOR = " · "
 """Stands between two figures."""
-
-
-@dataclass(slots=True)
-class Spoken:
-    """An answer so far. keeps_sound: collect the chunks of sound in `sounds`. thought: the model's thoughts before the answer. tokens:
-    number of tokens of text and thoughts. audio_s: seconds of sound. pictures: number of finished pictures, if the prompt was drawn. words:
-    filled only if captions are wanted."""
-
-    keeps_sound: bool = False
-    text: str = ""
-    thought: str = ""
-    tokens: int = 0
-    audio_s: float = 0.0
-    pictures: int = 0
-    sounds: list[AudioChunk] = field(default_factory=list)
-    words: list[SpokenWord] = field(default_factory=list)
-
-    def take(self, event: Event) -> None:
-        """Add what has come."""
-        match event:
-            case TextDelta():
-                self.text += event.text
-                self.tokens += len(event.token_ids)
-            case ThoughtDelta():
-                self.thought += event.text
-                self.tokens += len(event.token_ids)
-            case AudioChunk():
-                self.audio_s += event.duration_s
-                if self.keeps_sound:
-                    self.sounds.append(event)
-            case Alignment():
-                self.words += event.words
-            case Picture():
-                self.pictures += event.preview_step is None  # A preview does not count.
 
 
 def print_object(facts: Mapping[str, object], done: Done, more_facts: Mapping[str, object] | None = None) -> None:

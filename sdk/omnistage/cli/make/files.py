@@ -299,40 +299,20 @@ def _is_there(claim: int, path: Path) -> bool:
         return False
 
 
-MP4 = ((b"moov", 0), (b"trak", 0), (b"mdia", 0), (b"minf", 0), (b"stbl", 0), (b"stsd", 8))
-"""The path to the description of a film: names of boxes, each inside the one before, and how many bytes come before its inner boxes."""
-SIDES_AT = 24
-"""Offset of width and height in a sample entry of a film."""
+MP4_SIDES_AT = 44
+"""Offset of width and height in an MP4 after the name of the box "stsd", which describes a track: the rest of its head, the head of the
+first sample entry, and what comes in that before the sides."""
 
 SEGMENT, TRACKS, TRACK, VIDEO, WIDTH, HEIGHT = 0x18538067, 0x1654AE6B, 0xAE, 0xE0, 0xB0, 0xBA
 
 
 def film_size(data: bytes) -> tuple[int, int] | None:
     """Width and height in pixels of a film whose file begins with these bytes; None if these bytes do not contain them."""
-    return _of_mp4(data) if data[4:8] == b"ftyp" else _of_webm(data)
-
-
-def _of_mp4(data: bytes) -> tuple[int, int] | None:
-    """Width and height in pixels from the beginning of an MP4; None if it does not say."""
-    for name, before in MP4:
-        inner = next((body for its_name, body in _boxes(data) if its_name == name), None)
-        if inner is None:
-            return None
-        data = inner[before:]
-    for _, entry in _boxes(data):
-        sides = entry[SIDES_AT : SIDES_AT + 4]
-        if len(sides) == 4:
-            return int.from_bytes(sides[:2], "big"), int.from_bytes(sides[2:], "big")
-    return None
-
-
-def _boxes(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield name and content of each box of MP4 in these bytes, one after the other."""
-    at = 0
-    # A box begins with 4 bytes of its size, these included, and 4 bytes of its name.
-    while at + 8 <= len(data) and (size := int.from_bytes(data[at : at + 4], "big")) >= 8:
-        yield data[at + 4 : at + 8], data[at + 8 : at + size]
-        at += size
+    if data[4:8] != b"ftyp":
+        return _of_webm(data)
+    at = data.find(b"stsd") + MP4_SIDES_AT
+    sides = data[at : at + 4]
+    return (int.from_bytes(sides[:2], "big"), int.from_bytes(sides[2:], "big")) if at >= MP4_SIDES_AT and len(sides) == 4 else None
 
 
 def _of_webm(data: bytes) -> tuple[int, int] | None:

@@ -9,7 +9,7 @@ import stat
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 from omnistage.cli import interrupt
@@ -131,37 +131,26 @@ MAX_TEXT_BYTES = 4 * MAX_TEXT_CHARACTERS
 def words(argument: str, example: str = "What is a kite?") -> str:
     """The text of a command; - stands for standard input, which is read to its end. example: a text to type, for the error. Raises
     RequestError if the text is empty, not UTF-8, or too long."""
-    data = _read_words() if argument == "-" else argument.encode(errors="surrogateescape")
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise RequestError(
-            f"the text is not UTF-8: byte {error.start} is {data[error.start]:#04x}", hint="Convert it first: iconv -t UTF-8."
-        ) from None
-    if len(text) > MAX_TEXT_CHARACTERS:
-        raise _too_long()
+    if argument == STDIN and sys.stdin is None:
+        raise RequestError("- reads standard input, and there is none", hint="Give the words themselves, or a file: < words.txt")
+    data = sys.stdin.buffer.read(MAX_TEXT_BYTES + 1) if argument == STDIN else argument.encode(errors="surrogateescape")
+    if len(data) > MAX_TEXT_BYTES or len(text := _decode(data)) > MAX_TEXT_CHARACTERS:
+        raise RequestError(f"the text is longer than {MAX_TEXT_CHARACTERS} characters", hint="Give less of it.")
     if not text.strip():
         raise RequestError("the text is empty", hint=f'Give the words, such as "{example}", or - for those of standard input.')
     return text
 
 
-def _read_words() -> bytes:
-    """All bytes of standard input. Raises RequestError if there is none, or too much."""
-    if sys.stdin is None:
-        raise RequestError("- reads standard input, and there is none", hint="Give the words themselves, or a file: < words.txt")
-    data = sys.stdin.buffer.read(MAX_TEXT_BYTES + 1)
-    if len(data) > MAX_TEXT_BYTES:
-        raise _too_long()
-    return data
-
-
-def _too_long() -> RequestError:
-    return RequestError(f"the text is longer than {MAX_TEXT_CHARACTERS} characters", hint="Give less of it.")
+def _decode(data: bytes) -> str:
+    """The text of these bytes. Raises RequestError if they are not UTF-8."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        fault = f"the text is not UTF-8: byte {error.start} is {data[error.start]:#04x}"
+        raise RequestError(fault, hint="Convert it first: iconv -t UTF-8.") from None
 
 
 STDIN = "-"
-
-PIECE_BYTES = 1 << 20
 
 EXAMPLES = {
     "image": "omnistage ask --image - < cat.png",
@@ -179,12 +168,11 @@ def medium(kind: str) -> bytes:
     option, medium_name = f"--{kind} {STDIN}", KINDS[kind]
     if sys.stdin is None or sys.stdin.isatty():
         raise RequestError(f"{option} reads standard input, and nothing is there to read", hint=f"Give a file or a pipe: {EXAMPLES[kind]}")
-    file = sys.stdin.fileno()
-    if not (sys.stderr.isatty() and stat.S_ISFIFO(os.fstat(file).st_mode)):
-        return _read_medium(file, kind)
+    if not (sys.stderr.isatty() and stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode)):
+        return _read_medium(kind)
     with interrupt.first_one_kept() as interrupts:
         Notices().tell(f"[dim]reading a {medium_name} from standard input; Ctrl-C ends a recording[/]")
-        data = _read_medium(file, kind)
+        data = _read_medium(kind)
     if interrupts and not data:
         raise KeyboardInterrupt
     if interrupts:
@@ -192,27 +180,16 @@ def medium(kind: str) -> bytes:
     return data
 
 
-def _read_medium(file: int, kind: str) -> bytes:
-    """The bytes of a medium, read to the end of the file. Raises RequestError."""
-    _await_first_byte(file, f"--{kind} {STDIN}")
-    max_bytes, _ = MediaLimits().of(kind)
-    pieces, size = list[bytes](), 0
-    while size <= max_bytes:
-        piece = os.read(file, PIECE_BYTES)
-        if not piece:
-            return b"".join(pieces)
-        pieces.append(piece)
-        size += len(piece)
-    text = f"--{kind} {STDIN}: this is more than {max_bytes >> 20} MiB, the most that a {KINDS[kind]} may have"
-    raise RequestError(text, hint="Give a shorter or smaller one.")
-
-
-def _await_first_byte(file: int, option: str) -> None:
-    """Wait until a byte, or the end of the file, can be read. Raises RequestError if neither comes in time."""
+def _read_medium(kind: str) -> bytes:
+    """The bytes of a medium, read to the end of standard input. Raises RequestError."""
+    option, (max_bytes, _) = f"--{kind} {STDIN}", MediaLimits().of(kind)
     waiting = select.poll()
-    with suppress(PermissionError):  # The system cannot wait for a file of this kind.
-        waiting.register(file, select.POLLIN)
+    waiting.register(sys.stdin.fileno(), select.POLLIN)
     if not waiting.poll(FIRST_BYTE_LIMIT_S * 1000):
-        raise RequestError(
-            f"{option}: for {FIRST_BYTE_LIMIT_S:g} s nothing came through standard input", hint="Look at what is before the pipe."
-        )
+        fault = f"for {FIRST_BYTE_LIMIT_S:g} s nothing came through standard input"
+        raise RequestError(f"{option}: {fault}", hint="Look at what is before the pipe.")
+    data = sys.stdin.buffer.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        fault = f"this is more than {max_bytes >> 20} MiB, the most that a {KINDS[kind]} may have"
+        raise RequestError(f"{option}: {fault}", hint="Give a shorter or smaller one.")
+    return data

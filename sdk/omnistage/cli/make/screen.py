@@ -13,6 +13,7 @@ import stat
 import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
 from typing import Self, TextIO
 
 from rich.cells import cell_len, chop_cells
@@ -20,7 +21,7 @@ from rich.text import Text
 
 from omnistage.cli.console import Console
 from omnistage.client.errors import ProtocolError
-from omnistage.client.events import AudioChunk, Done, Event, TextDelta, ThoughtDelta
+from omnistage.client.events import Alignment, AudioChunk, Done, Event, Picture, SpokenWord, TextDelta, ThoughtDelta
 from omnistage.host.terminal import ESCAPES, stream_below
 
 WIDE = "\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff"
@@ -139,6 +140,40 @@ TOLD_FROM_S = 2.0
 
 MIN_ROWS, MIN_COLUMNS = 3, 8
 """A smaller window has room only for the text."""
+
+
+@dataclass(slots=True)
+class Spoken:
+    """An answer so far. keeps_sound: collect the chunks of sound in `sounds`. thought: the model's thoughts before the answer. tokens:
+    number of tokens of text and thoughts. audio_s: seconds of sound. pictures: number of finished pictures, if the prompt was drawn. words:
+    filled only if captions are wanted."""
+
+    keeps_sound: bool = False
+    text: str = ""
+    thought: str = ""
+    tokens: int = 0
+    audio_s: float = 0.0
+    pictures: int = 0
+    sounds: list[AudioChunk] = field(default_factory=list)
+    words: list[SpokenWord] = field(default_factory=list)
+
+    def take(self, event: Event) -> None:
+        """Add what has come."""
+        match event:
+            case TextDelta():
+                self.text += event.text
+                self.tokens += len(event.token_ids)
+            case ThoughtDelta():
+                self.thought += event.text
+                self.tokens += len(event.token_ids)
+            case AudioChunk():
+                self.audio_s += event.duration_s
+                if self.keeps_sound:
+                    self.sounds.append(event)
+            case Alignment():
+                self.words += event.words
+            case Picture():
+                self.pictures += event.preview_step is None  # A preview does not count.
 
 
 class Screen:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from omnistage.cli.make.figures import Spoken, answer_facts, cut_note, figures, print_object, remarks, sentence, tell
+from omnistage.cli.make.figures import answer_facts, cut_note, figures, print_object, remarks, sentence, tell
 from omnistage.cli.make.files import SOUND_KINDS, OutputFile, write_chunks
 from omnistage.cli.make.orders import MAX_TEXT_BYTES, Order, words
-from omnistage.cli.make.screen import Keeping, Screen, screen_for
+from omnistage.cli.make.screen import Keeping, Screen, Spoken, screen_for
 from omnistage.cli.options import Attached
 from omnistage.cli.stack.layout import Layout
 from omnistage.cli.targets import Need
