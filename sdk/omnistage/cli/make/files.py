@@ -284,19 +284,12 @@ def _try_lock(claim: int, path: Path) -> bool:
     """Lock the hidden file, and return whether this call has the lock now."""
     try:
         fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        # Another call may have removed the file before it was locked here, and may have made a new one.
+        return os.path.samestat(os.fstat(claim), path.lstat())
+    except (BlockingIOError, FileNotFoundError):
         return False
     except OSError:  # Files cannot be locked here.
         return True
-    return _is_there(claim, path)  # Another call may have removed the file before it was locked here.
-
-
-def _is_there(claim: int, path: Path) -> bool:
-    """Whether the open file is still the one at this path."""
-    try:
-        return os.path.samestat(os.fstat(claim), path.lstat())
-    except OSError:
-        return False
 
 
 MP4_SIDES_AT = 44
