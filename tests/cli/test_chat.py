@@ -88,11 +88,6 @@ def test_what_was_typed_and_said_is_there_after_a_restart(toy_address: str, alon
     assert [turn["content"] for turn in turns(alone)[::2]] == ["Hi there", "And now?"]
 
 
-def test_nothing_to_go_on_with_is_told(toy_address: str, alone: Path) -> None:
-    terminal = talk(toy_address, words=("--continue",), exit_code=1)
-    assert "there is no conversation to go on with" in " ".join(terminal.lines)
-
-
 def test_ctrl_c_at_the_prompt_ends_nothing(toy_address: str, alone: Path) -> None:
     talk(toy_address, (PROMPT, b"half a" + CTRL_C), ("Ctrl-D or /quit ends", b""), *entry("Hi"), *END)
 
@@ -137,12 +132,14 @@ def test_a_state_that_cannot_be_kept_costs_no_answer(toy_address: str, tmp_path:
     assert "cannot be kept" in " ".join(terminal.lines)
 
 
-def test_a_broken_conversation_is_told(toy_address: str, alone: Path) -> None:
+def test_a_conversation_that_is_broken_or_not_there_is_told(toy_address: str, alone: Path) -> None:
     alone.mkdir()
-    for text in ("{", "[]", '{"settings": {}}', '{"settings": {}, "turns": [{"role": "user"}]}'):
-        (alone / "chat.json").write_text(text)
+    for text in (None, "{", "[]", '{"settings": {}}', '{"settings": {}, "turns": [{"role": "user"}]}'):
+        if text is not None:
+            (alone / "chat.json").write_text(text)
         terminal = talk(toy_address, words=("--continue",), exit_code=1)
-        assert "cannot be read" in " ".join(terminal.lines)
+        told = "there is no conversation to go on with" if text is None else "cannot be read"
+        assert told in " ".join(terminal.lines)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 
 from helpers import lengths, media_files, servers
 from helpers.command import omnistage
-from helpers.drawings import checkpoint
 from helpers.output import COMMAND, names, object_of, refusal
 from helpers.peer import PlayingPeer, listening
 from helpers.processes import ProcessFamily, StartedProcess
@@ -29,12 +28,10 @@ from helpers.terminal import CTRL_C, terminal_after
 from omnistage.cli.main import app
 from omnistage.cli.make import drawing
 from omnistage.cli.make.drawing_screen import MAX_COLUMNS, MAX_ROWS, cells, picture_size
-from omnistage.cli.stack.layout import Layout
-from omnistage.cli.targets import Need, target_for
 from omnistage.cli.wording import SHELL, word_error
-from omnistage.client import Omni
+from omnistage.client import AsyncOmni, Omni
 from omnistage.client.errors import BadRequestError, RequestError
-from omnistage.client.request import DIFFUSION
+from omnistage.client.request import DIFFUSION, PROTO_NAMES
 from omnistage.models.tiny.makers import MAKERS
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import pixels_of
@@ -189,11 +186,16 @@ def test_a_pipeline_without_pictures_names_those_that_draw(toy_address: str, tmp
         ("images", False, ("--image: no", drawing.NEEDS_A_PICTURE)),
     ],
 )
-def test_a_refusal_names_what_was_typed_and_has_a_hint_where_it_adds_something(field: str, sized: bool, line: tuple[str, str]) -> None:
+async def test_a_refusal_names_what_was_typed_and_has_a_hint_where_it_adds_something(
+    toy_address: str, field: str, sized: bool, line: tuple[str, str]
+) -> None:
     error = BadRequestError.of(f"diffusion.{field}", "no")
     error.metadata = {"field": f"diffusion.{field}"}
-    with pytest.raises(RequestError) as refused, drawing.refusals(sized=sized, has_images=False):
-        raise error
+    order = drawing.DrawingOrder("a hill", None, {}, as_json=False, images=(), sized=sized)
+    async with AsyncOmni(address=toy_address) as omni:
+        with pytest.raises(RequestError) as refused:
+            async with order.refusals(omni, ""):
+                raise error
     assert word_error(refused.value) == line
 
 
@@ -235,30 +237,54 @@ def test_a_blank_prompt_is_told_how_one_looks(film_address: str, tmp_path: Path)
     assert lines == ["error: the text is empty", hint]
 
 
-async def test_every_field_of_a_drawing_can_be_typed(tmp_path: Path) -> None:
-    """The router is none of ours: what it was asked is looked at, and it answers in words, of which no picture comes."""
-    (tmp_path / "before.png").write_bytes(media_files.picture(1))
-    words = "--size 64x48 --steps 5 --guidance 2.5 --negative rain --count 2 --layers 3 --previews 4 --preview-side 32 --step-cache 0.5"
-    words += " --sigmas 1,0.5,0.25,0.125,0.1 --strength 0.6 --option cfg_truncation=0.5 --option prompt_2=a=b"
-    files: tuple[str | Path, ...] = ("--mask", tmp_path / "before.png", "--control", tmp_path / "before.png")
-    files += ("--image", tmp_path / "before.png", "--background", "#202020", "--out", tmp_path / "x.webp")
-    peer = PlayingPeer()
-    async with listening(peer) as wire:
-        done = await asyncio.to_thread(draw, "a hill", *words.split(), *files, "--address", wire.address)
-    assert done.stderr.startswith("error: the drawing ended without a picture")
-    (asked,) = peer.requests
-    said = {field.name: value for field, value in asked.diffusion.ListFields()}
-    assert [(image.media_type, image.background) for image in said.pop("images")] == [("image/png", "#202020")]
-    assert said.pop("mask_image").data == said.pop("control_image").data == media_files.picture(1)
-    assert said.pop("options") == {"cfg_truncation": "0.5", "prompt_2": "a=b"}
-    assert said.pop("sigmas") == [1, 0.5, 0.25, 0.125, 0.1]
-    of_draw = {"results": 2, "previews": 4, "preview_side": 32, "step_cache": 0.5, "layers": 3, "media_type": "image/webp"}
-    common = {"prompt": "a hill", "negative_prompt": "rain", "strength": 0.6, "width": 64, "height": 48, "steps": 5, "guidance_scale": 2.5}
-    assert said == {**common, **of_draw}
-    moving = {"frames", "frames_per_second", "seconds", "begin_s", "guidance_scale_2", "flow_shift"}
-    """That test_film.py types."""
-    assert set(DIFFUSION) <= said.keys() | moving | {"mask_image", "control_image", "options", "sigmas"}, "a new option is to be typed too"
-    assert set(asked.outputs) == {"image", "progress"}
+COMMON = "--steps 5 --guidance 2.5 --negative rain --option eta=0.5 --option prompt_2=a=b"
+OF_PICTURES = "--size 64x48 --step-cache 0.5 --sigmas 1,0.5 --image F --mask F --control F --background #202020"
+FIELDS = {"prompt": "a hill", "steps": 5, "guidance_scale": 2.5, "negative_prompt": "rain", "options": {"eta": "0.5", "prompt_2": "a=b"}}
+OF_PICTURES_FIELDS = FIELDS | {"width": 64, "height": 48, "step_cache": 0.5, "sigmas": [1, 0.5]}
+EVERY_OPTION: dict[str, tuple[str, dict[str, object]]] = {
+    "draw": (
+        f"{OF_PICTURES} --count 2 --layers 3 --previews 4 --preview-side 32 --strength 0.6 --out x.webp",
+        {**OF_PICTURES_FIELDS, "results": 2, "layers": 3, "previews": 4, "preview_side": 32, "strength": 0.6, "media_type": "image/webp"},
+    ),
+    "film": (
+        f"{OF_PICTURES} --frames 9 --seconds 0.5 --fps 12.5 --guidance-2 1.5 --flow-shift 3 --codec h264 --out x.mp4",
+        {
+            **OF_PICTURES_FIELDS,
+            "frames": 9,
+            "duration_s": 0.5,
+            "frames_per_second": 12.5,
+            "guidance_scale_2": 1.5,
+            "flow_shift": 3,
+            "media_type": 'video/mp4; codecs="avc1"',
+        },
+    ),
+    "sound": ("--seconds 2.5 --begin 0.5 --out x.wav", {**FIELDS, "duration_s": 2.5, "begin_s": 0.5}),
+}
+"""By the command: words that type every option, and the fields of the request that they set, but for those that are pictures."""
+
+
+async def test_every_field_can_be_typed(tmp_path: Path) -> None:
+    """The router is none of ours: what it was asked is looked at, and it answers in words and sound."""
+    (tmp_path / "F").write_bytes(media_files.picture(1))
+    fields = set[str]()
+    for command, (words, expected) in EVERY_OPTION.items():
+        peer = PlayingPeer()
+        async with listening(peer) as wire:
+            line = f"{COMMON} {words} --address {wire.address}".split()
+            done = await asyncio.to_thread(omnistage, command, "a hill", *line, folder=tmp_path)
+        assert done.stderr.startswith("wrote " if command == "sound" else "error: the drawing ended without a "), done.stderr
+        (request,) = peer.requests
+        assert set(request.outputs) == {{"draw": "image", "film": "video", "sound": "audio"}[command], "progress"}
+        values = {field.name: value for field, value in request.diffusion.ListFields()}
+        fields |= values.keys()
+        (images, *guides) = ([*values.pop("images", ())], values.pop("mask_image", None), values.pop("control_image", None))
+        assert [(image.data, image.background) for image in images] == [(media_files.picture(1), "#202020")] * (command != "sound")
+        assert all(guide.data == media_files.picture(1) for guide in guides if guide is not None)
+        values["options"] = dict(values["options"])
+        if "sigmas" in values:
+            values["sigmas"] = list(values["sigmas"])
+        assert values == expected
+    assert {PROTO_NAMES.get(name, name) for name in DIFFUSION} <= fields, "a new option is to be typed here too"
 
 
 def test_every_field_that_is_refused_is_told_by_the_option_that_set_it() -> None:
@@ -274,24 +300,6 @@ def test_make_tiny_names_all_that_it_can_make() -> None:
     for name, maker in MAKERS.items():
         assert re.search(rf"{re.escape(name)}[,.]", told) and f"`{name}`" in documented
         assert all(size in told for size in maker.sizes)
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["--size", "512"], "--size 512: give width and height"),
-        (["--size", "0x8"], "--size 0x8: give width and height"),
-        (["--size", "8x8", "--width", "8"], "--size is both sides"),
-        (["--preview-dir", "."], "--preview-dir is for previews; say how many with --previews"),
-        (["--preview-side", "64"], "--preview-side is for previews; say how many with --previews"),
-        (["--step-cache", "1.5"], "--step-cache"),
-        (["--device", "cpu", "--address", "127.0.0.1:1"], "--device is for a stack that is started"),
-        (["--device", "nowhere=cpu"], "--device nowhere=cpu"),
-    ],
-)
-def test_a_wrong_command_line(words: list[str], told: str) -> None:
-    result = CliRunner().invoke(app, ["draw", "a hill", "--out", "x.png", *words])
-    assert result.exit_code == 2 and told in " ".join(result.output.replace("│", " ").split())
 
 
 def test_a_terminal_shows_the_steps_and_the_newest_picture(film_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,42 +358,6 @@ def test_the_default_takes_no_picture(tmp_path: Path) -> None:
     assert error == "error: picture takes text, not image"
     assert hint == "hint: Give another --pipeline: a checkpoint of diffusers that takes image (its folder, or OWNER/NAME) or toy-film."
     assert names(tmp_path) == ["before.png"]
-
-
-@lengths.long_form(
-    "cli/test_draw.py::test_layers_of_several_pictures_and_previews_are_files_and_one_object",
-    "models/diffusers/test_model.py::test_layers_of_each_of_several_results_stay_together",
-    "cli/test_draw.py::test_a_refusal_names_what_was_typed_and_has_a_hint_where_it_adds_something",
-)
-def test_a_checkpoint_makes_layers_of_a_picture_and_needs_one(family: ProcessFamily, tmp_path: Path) -> None:
-    (tmp_path / "poster.png").write_bytes(media_files.picture(2, 64, 64))
-    folder = checkpoint("qwen-image-layered")
-    layout = target_for(Need(["text", "image"], ["image"], "diffusion"), None, str(folder)).at
-    assert isinstance(layout, Layout) and layout.names == "diffusers"
-    assert layout.pipelines[0].stages[0].checkpoint == str(folder)
-    small = tmp_path / "small.yaml"  # A stage draws twice before it serves, and 640 pixels wide where nothing is said.
-    small.write_text(OWN.replace("FAMILY", "diffusers").replace("OPTIONS", "condition_area: 4096"))
-    words = ("--layers", "2", "--steps", "2", "--guidance", "1", "--seed", "4", "--json", "--out", tmp_path / "parts.png")
-    with Omni(model_path=folder, pipeline=str(small)) as omni:
-        refused = draw("its parts", *words, "--address", omni.address)
-        done = draw("its parts", *words, "--image", tmp_path / "poster.png", "--address", omni.address)
-    error, hint = refused.stderr.splitlines()
-    assert error.startswith("error: --image: ") and error.endswith("edits one picture, and none came")
-    assert hint == "hint: It changes a picture: give one with --image F."
-    told = object_of(done)
-    assert [(Path(file["path"]).name, file["result"], file["layer"], file["width"], file["height"]) for file in told["files"]] == [
-        ("parts-layer-0.png", 0, 0, 32, 32),
-        ("parts-layer-1.png", 0, 1, 32, 32),
-    ]
-    assert (told["pipeline"], told["steps"], told["seed"]) == ("own", 2, 4)
-    assert names(tmp_path) == ["parts-layer-0.png", "parts-layer-1.png", "poster.png", "small.yaml"]
-    layers = []
-    for file in told["files"]:
-        with Image.open(file["path"]) as image:
-            assert (image.format, image.mode) == ("PNG", "RGBA")
-            layers.append(np.asarray(image))
-    assert layers[0].std() > 5 and not np.array_equal(layers[0], layers[1])
-    assert family.wait_ended() == []
 
 
 def test_a_picture_larger_than_pillow_reads_has_no_size_and_no_cells(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,11 +213,6 @@ def test_status_of_two_pipelines_is_whole_on_a_small_terminal(
     assert "family" not in words
 
 
-def test_status_tells_settings_on_request(two_pipelines: tuple[str, str]) -> None:
-    terminal = terminal_after("status", "-v", "--address", two_pipelines[0], size=(40, 10))
-    assert {"family", "device", "threads"} <= set(" ".join(terminal.lines).replace(",", " ").split())
-
-
 @pytest.mark.parametrize("words", ["pipelines", "list"])
 def test_a_list_that_does_not_fit_into_columns_has_lines_for_each_row(words: str) -> None:
     terminal = terminal_after(words, size=(40, 10))

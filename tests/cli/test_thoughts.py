@@ -20,7 +20,7 @@ from helpers.output import object_of, refusal
 from helpers.peer import PlayingPeer, answer, listening
 from helpers.terminal import Terminal, terminal_after, words_of
 from helpers.toy_pipeline import toy_pipeline
-from omnistage.cli.make.figures import brief_figures, figures, remarks, sentence, waited_s
+from omnistage.cli.make.figures import figures, remarks, sentence, waited_s
 from omnistage.cli.make.screen import DIM, PLAIN
 from omnistage.cli.make.speak import MAX_CHARACTERS, captions, write_captions
 from omnistage.cli.timeline import draw, opened_at
@@ -77,15 +77,6 @@ def test_what_ends_within_it_by_itself_says_so(tmp_path: Path) -> None:
         told = json.loads(omnistage(*ASKED, address, "--json").stdout)
     assert (done.stdout, done.returncode, told["finish_reason"], told["text"]) == ("", 0, "stop", "")
     assert "ended while it was still thinking: there is no answer yet\n" in done.stderr
-
-
-@lengths.long_form(
-    "cli/test_thoughts.py::test_a_pipe_gets_the_answer_alone", "cli/test_terminal.py::test_an_answer_that_was_cut_says_so_and_what_to_do"
-)
-def test_a_whole_answer_says_nothing_of_it(thinking: str) -> None:
-    cut = omnistage(*ASKED, thinking, "--max-tokens", "8").stderr
-    assert "cut at 8 tokens; --max-tokens N" in cut
-    assert not any("still thinking" in told for told in (cut, omnistage(*ASKED, thinking).stderr))
 
 
 # Facts of the servers
@@ -157,7 +148,7 @@ async def test_the_seed_is_shown_unless_none_was_drawn_with(reports: list[stage_
     """A server that is older than this does not say; then the seed may have mattered."""
     done = await done_of(answer_with(*reports))
     assert done.drew is drew
-    assert {"seed 7" in line for line in (figures(done), brief_figures(done))} == {drew is not False}
+    assert {"seed 7" in line for line in (figures(done), figures(done, is_brief=True))} == {drew is not False}
 
 
 async def test_scripts_get_all_of_it() -> None:
@@ -256,46 +247,39 @@ def test_a_listener_with_a_buffer_does_not_hear_what_it_covers() -> None:
     assert waited_s(lost("talker", 1.05, 0.1), Timing((), (arrivals[0], arrivals[3]), 1.8)) == 0.0  # it had not begun
 
 
-RESCUED = (AUDIO[0], AudioArrival(1.1, 24000, 24000, 24000, True), AudioArrival(1.15, 48000, 24000, 24000, True))
+RESCUED = Timing(TEXT, (AUDIO[0], AudioArrival(1.1, 24000, 24000, 24000, True), AudioArrival(1.15, 48000, 24000, 24000, True)), 1.2)
+LONG = Timing(TEXT, (AudioArrival(0.24, 0, 240000, 24000, True),), 0.6)
+EVERY_STAGE = tuple(lost(stage, 0.3, 0.9) for stage in ("thinker", "talker", "code2wav", "router", "singer"))
 
 
 @lengths.drawn_cells(
-    2,
-    ("timing", "failovers"),
+    4,
+    ("stages", "timing", "failovers", "text"),
     [
-        (Timing(TEXT, RESCUED, 1.2), (lost("talker", 0.5, 0.04),)),
-        (Timing(TEXT, RESCUED, 1.2), (lost("router", 0.01, 0.04),)),
-        (Timing(TEXT, RESCUED, 1.2), (lost("code2wav", 1.18, 0.01), lost("talker", 0.2, 0.8))),
-        (Timing(TEXT, AUDIO, 1.95), tuple(lost(stage, 0.3, 0.9) for stage in ("thinker", "talker", "code2wav", "router", "singer"))),
-        (Timing(TEXT, (), 0.6), (lost("thinker", 0.3, 0.1),)),
-        (Timing((), (), 0.6), (lost("thinker", 0.3, 0.1),)),
+        (STAGES, ANSWERED, (), "It costs $5 or $6."),
+        (STAGES, LONG, (), "Longer to hear than to make."),
+        (STAGES[:1], Timing(TEXT, (), 0.55), (), "word " * 200),
+        (STAGES, Timing((), (), 0.1), (), ""),
+        ((DRAWING,), Timing((), (), 0.3), (), "x" * 400),
+        (STAGES, RESCUED, (lost("talker", 0.5, 0.04),), "Saved."),
+        (STAGES, RESCUED, (lost("router", 0.01, 0.04),), "Saved."),
+        (STAGES, RESCUED, (lost("code2wav", 1.18, 0.01), lost("talker", 0.2, 0.8)), "Saved."),
+        (STAGES, ANSWERED, EVERY_STAGE, "Saved."),
+        (STAGES, Timing(TEXT, (), 0.6), (lost("thinker", 0.3, 0.1),), "Saved."),
+        (STAGES, Timing((), (), 0.6), (lost("thinker", 0.3, 0.1),), "Saved."),
     ],
 )
-def test_every_loss_can_be_drawn(tmp_path: Path, timing: Timing, failovers: tuple[Failover, ...]) -> None:
-    path = tmp_path / "picture.png"
-    draw(path, done(STAGES, timing, failovers=failovers), "Saved.")
-    data = path.read_bytes()
-    assert data.startswith(b"\x89PNG\r\n\x1a\n")
-    draw(path, done(STAGES, timing), "Saved.")
-    plain = path.read_bytes()
-    width, height, plain_height = (int.from_bytes(picture[at : at + 4], "big") for picture, at in ((data, 16), (data, 20), (plain, 20)))
-    assert width == 1800 and height > plain_height  # the buffer, and a line for each loss
-
-
-@pytest.mark.parametrize(
-    ("stages", "timing", "text"),
-    [
-        (STAGES, Timing(TEXT, AUDIO, 1.95), "It costs $5 or $6."),
-        (STAGES, Timing(TEXT, (AudioArrival(0.24, 0, 240000, 24000, True),), 0.6), "Longer to hear than to make."),
-        (STAGES[:1], Timing(TEXT, (), 0.55), "word " * 200),
-        (STAGES, Timing((), (), 0.1), ""),
-        ((DRAWING,), Timing((), (), 0.3), "x" * 400),
-    ],
-)
-def test_every_kind_of_answer_can_be_drawn(tmp_path: Path, stages: tuple[StageReport, ...], timing: Timing, text: str) -> None:
-    path = tmp_path / "picture.png"
-    draw(path, done(stages, timing), text)
-    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n") and path.stat().st_size > 10_000
+def test_every_kind_of_answer_can_be_drawn(
+    tmp_path: Path, stages: tuple[StageReport, ...], timing: Timing, failovers: tuple[Failover, ...], text: str
+) -> None:
+    heights = []
+    for losses in (failovers, ()):
+        draw(tmp_path / "picture.png", done(stages, timing, failovers=losses), text)
+        data = (tmp_path / "picture.png").read_bytes()
+        assert data.startswith(b"\x89PNG\r\n\x1a\n") and len(data) > 10_000
+        assert int.from_bytes(data[16:20], "big") == 1800
+        heights.append(int.from_bytes(data[20:24], "big"))
+    assert not failovers or heights[0] > heights[1], "the buffer, and a line for each loss"
 
 
 # Captions

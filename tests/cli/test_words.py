@@ -62,6 +62,59 @@ def test_a_mistake_that_says_all_has_no_hint(words: tuple[str, ...], told: str) 
     assert refusal("ask", "Hi", "--pipeline", "toy", *words) == [f"error: {told}"]
 
 
+ONE_INPUT = "only one of TEXT, --image, --audio and --video can be -"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("sing Hi", "No such command 'sing'"),
+        ("ask", "give the words of the question, or what to ask about: --image, --audio, --video"),
+        ("ask Hi --seed -1", "'--seed': is '-1'; it must be at least 0"),
+        ("ask Hi --seed many", "'--seed': is 'many'; it must be a whole number"),
+        ("ask Hi --out x.wav --text-only", "--out, --captions and --play need sound"),
+        ("ask Hi --sample-rate 16000 --text-only", "are those of sound; leave --text-only out"),
+        ("ask Hi --voice toy --text-only", "are those of sound; leave --text-only out"),
+        ("ask Hi --encoding float32 --text-only", "are those of sound; leave --text-only out"),
+        ("ask - --audio -", ONE_INPUT),
+        ("ask Hi --audio - --image -", ONE_INPUT),
+        ("ask --video-sound x", "give one with --video"),
+        ("ask --background #ffffff x", "give one with --image or --video"),
+        ("ask --background white --image cat.png x", "'white'; it must be a colour as #rrggbb, such as #ffffff for white"),
+        ("say Hi --sample-rate 0", "'--sample-rate': is '0'; it must be at least 1"),
+        ("say Hi --encoding mp3", "'mp3' is not one of 'pcm16', 'float32'"),
+        ("say Hi --profile quick", "'quick' is not one of"),
+        ("say Hi --max-frames 0", "'--max-frames': is '0'; it must be at least 1"),
+        ("say Hi --text-only", "No such option: --text-only"),
+        ("draw x --size 512", "--size 512: give width and height"),
+        ("draw x --size 0x8", "--size 0x8: give width and height"),
+        ("draw x --size 8x8 --width 8", "--size is both sides"),
+        ("draw x --preview-dir .", "--preview-dir is for previews; say how many with --previews"),
+        ("draw x --preview-side 64", "--preview-side is for previews; say how many with --previews"),
+        ("draw x --step-cache 1.5", "'--step-cache': is '1.5'; it must be at most 1"),
+        ("draw x --device cpu --address 127.0.0.1:1", "--device is for a stack that is started"),
+        ("draw x --device nowhere=cpu", "--device nowhere=cpu"),
+        ("draw - --image -", "only one of PROMPT, --image, --mask and --control can be -"),
+        ("film x --codec mpeg2", "mpeg2"),
+        ("film x --frames 0", "'--frames': is '0'; it must be at least 1"),
+        ("film x --fps nan", "'--fps': is 'nan'; it must be at most 120"),
+        ("film x --timeout inf", "'--timeout': is 'inf'; it must be a number"),
+        ("film x --size 32x32 --width 32", "--size is both sides"),
+        ("film x --background #ffffff", "--background is for pictures"),
+        ("sound x --seconds 0", "'--seconds': is '0'; it must be at least 0.001"),
+        ("sound x --guidance nan", "is 'nan'; it must be"),
+        ("sound x --out - --json", "--out - and --json both want standard output"),
+        ("sound x --option eta", "give NAME=VALUE"),
+        ("serve toy --device singer=cpu", "singer"),
+        ("serve toy --colour red", "No such option: --colour"),
+    ],
+)
+def test_a_wrong_command_line(line: str, told: str) -> None:
+    result = CliRunner().invoke(app, line.split())
+    assert result.exit_code == 2 and "Usage" in result.output
+    assert told in " ".join(result.output.replace("│", " ").split())
+
+
 def test_standard_input_that_is_closed() -> None:
     done = subprocess.run(["sh", "-c", 'exec "$@" <&-', "sh", *COMMAND, "ask", "-"], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (1, "")
@@ -335,13 +388,6 @@ def test_the_command_says_that_a_file_is_no_folder(tmp_path: Path) -> None:
     assert "is no folder" in done.stderr and "hint: Give a folder" in done.stderr
 
 
-def test_it_writes_the_contract_and_nothing_else(tmp_path: Path) -> None:
-    folder = tmp_path / "made" / "protos"
-    files = write_protos(folder)
-    assert contents(folder) == contents(PROTOS)
-    assert {path.relative_to(folder).as_posix() for path in files} == set(contents(PROTOS)) and len(files) == 5
-
-
 @pytest.mark.parametrize("errors", [False, True])
 def test_protoc_takes_what_it_wrote(tmp_path: Path, errors: bool) -> None:
     write_protos(tmp_path / "protos", errors=errors)
@@ -350,11 +396,13 @@ def test_protoc_takes_what_it_wrote(tmp_path: Path, errors: bool) -> None:
 
 
 def test_files_of_an_earlier_version_are_replaced_and_others_stay(tmp_path: Path) -> None:
-    write_protos(tmp_path)
-    (tmp_path / "omnistage" / "v1" / "omni.proto").write_text("old")
-    (tmp_path / "mine.proto").write_text("mine")
-    write_protos(tmp_path)
-    assert contents(tmp_path) == {**contents(PROTOS), "mine.proto": "mine"}
+    folder = tmp_path / "made" / "protos"
+    files = write_protos(folder)
+    assert {path.relative_to(folder).as_posix() for path in files} == set(contents(PROTOS)) and len(files) == 5
+    (folder / "omnistage" / "v1" / "omni.proto").write_text("old")
+    (folder / "mine.proto").write_text("mine")
+    write_protos(folder)
+    assert contents(folder) == {**contents(PROTOS), "mine.proto": "mine"}
 
 
 # Without the extras

@@ -3,7 +3,8 @@ runs."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
@@ -39,80 +40,64 @@ def _omnistage(
     pass
 
 
-app.command(
-    cls=Attaching,
-    epilog=examples(
-        'omnistage ask "What is a kite?" --out kite.wav',
-        "omnistage ask - --text-only < question.txt",
-        'omnistage ask "What is this?" --image cat.jpg --pipeline DIR',
-        "arecord -f cd | omnistage ask --audio - --pipeline DIR",
-        'omnistage ask "Is a kite a toy?" --choice yes --choice no --json',
-    ),
-)(ask)
-app.command(
-    cls=Command,
-    epilog=examples("omnistage chat", "omnistage chat --continue --speed 1.2", 'omnistage chat --system "Answer in one sentence."'),
-)(chat)
-app.command(
-    cls=Command,
-    epilog=examples(
-        'omnistage say "Good morning." --speed 0.9',
-        "omnistage say - --out speech.opus --captions speech.srt < speech.txt",
-        'omnistage say "Hello." --out - | aplay',
-    ),
-)(say)
-app.command(
-    cls=Command,
-    epilog=examples(
-        'omnistage draw "a red heart on blue"',
-        'omnistage draw "a hill" --out hill.png --size 512x512 --pipeline DIR',
-    ),
-)(draw)
-app.command(
-    cls=Command,
-    epilog=examples(
-        'omnistage film "a hill in the rain" --out hill.webm --pipeline DIR',
-        'omnistage film "it rains" --image hill.png --out rain.mp4 --pipeline DIR',
-    ),
-)(film)
-app.command(
-    cls=Command,
-    epilog=examples(
-        'omnistage sound "rain on a roof" --out rain.flac --pipeline DIR',
-        'omnistage sound "a bell" --out - --pipeline DIR | aplay',
-    ),
-)(sound)
-app.command(
-    cls=Configured,
+def _add(
+    function: Callable[..., None], *example_lines: str, name: str | None = None, kind: type[Command] = Command, **settings: Any
+) -> None:
+    """Add a command. example_lines: the end of its help. settings: of Typer."""
+    app.command(name, cls=kind, epilog=examples(*example_lines), **settings)(function)
+
+
+_add(
+    ask,
+    'omnistage ask "What is a kite?" --out kite.wav',
+    "omnistage ask - --text-only < question.txt",
+    'omnistage ask "What is this?" --image cat.jpg --pipeline DIR',
+    "arecord -f cd | omnistage ask --audio - --pipeline DIR",
+    'omnistage ask "Is a kite a toy?" --choice yes --choice no --json',
+    kind=Attaching,
+)
+_add(chat, "omnistage chat", "omnistage chat --continue --speed 1.2", 'omnistage chat --system "Answer in one sentence."')
+_add(
+    say,
+    'omnistage say "Good morning." --speed 0.9',
+    "omnistage say - --out speech.opus --captions speech.srt < speech.txt",
+    'omnistage say "Hello." --out - | aplay',
+)
+_add(draw, 'omnistage draw "a red heart on blue"', 'omnistage draw "a hill" --out hill.png --size 512x512 --pipeline DIR')
+_add(
+    film,
+    'omnistage film "a hill in the rain" --out hill.webm --pipeline DIR',
+    'omnistage film "it rains" --image hill.png --out rain.mp4 --pipeline DIR',
+)
+_add(
+    sound,
+    'omnistage sound "rain on a roof" --out rain.flac --pipeline DIR',
+    'omnistage sound "a bell" --out - --pipeline DIR | aplay',
+)
+_add(
+    serve,
+    "omnistage serve",
+    "omnistage serve --replicas talker=2 --log-dir logs",
+    "omnistage serve --detach --metrics 127.0.0.1:9464",
+    "omnistage serve Qwen/Qwen2.5-Omni-3B --device cuda:0",
+    "omnistage serve --config stack.yaml --print-config",
+    kind=Configured,
     # Otherwise the settings of the app apply, which lack these.
     context_settings={"auto_envvar_prefix": VARIABLE_PREFIX, "help_option_names": ["-h", "--help"]},
-    epilog=examples(
-        "omnistage serve",
-        "omnistage serve --replicas talker=2 --log-dir logs",
-        "omnistage serve --detach --metrics 127.0.0.1:9464",
-        "omnistage serve Qwen/Qwen2.5-Omni-3B --device cuda:0",
-        "omnistage serve --config stack.yaml --print-config",
-    ),
-)(serve)
-app.command(cls=Command, epilog=examples("omnistage stop", "omnistage stop 50050 --now", "omnistage stop --all"))(stop)
-app.command(cls=Command, epilog=examples("omnistage pipelines", "omnistage pipelines --address host:50050 --json"))(pipelines)
+)
+_add(stop, "omnistage stop", "omnistage stop 50050 --now", "omnistage stop --all")
+_add(pipelines, "omnistage pipelines", "omnistage pipelines --address host:50050 --json")
 app.command("models", cls=Command, hidden=True)(pipelines)
-app.command(cls=Command, epilog=examples("omnistage status", "watch omnistage status --address host:50050"))(status)
-app.command(cls=Command, epilog=examples("omnistage voices", "omnistage voices --address host:50050 --json"))(voices)
-app.command("list", cls=Command, epilog=examples("omnistage list", "omnistage list --json"))(list_models)
-app.command(cls=Command, epilog=examples("omnistage pull Qwen/Qwen2.5-Omni-3B"))(pull)
-app.command("fetch-default", cls=Command, epilog=examples("omnistage fetch-default"))(fetch_default)
-app.command(
-    "make-tiny",
-    cls=Command,
-    epilog=examples("omnistage make-tiny qwen2.5-omni tiny-omni", "omnistage make-tiny z-image z --size small"),
-)(make_tiny)
-app.command(cls=Command, epilog=examples("omnistage protos protos", "omnistage protos protos --errors"))(protos)
-app.command(
-    cls=Command,
-    epilog=examples(
-        "omnistage bench",
-        "omnistage bench --address host:50050 -c 1,16,64 --out f.json --plot f.png",
-        "omnistage bench --rate 0.5,1,2 --seconds 60 --slo ttft=0.5,ttfa=1,rtf=0.5",
-    ),
-)(bench)
+_add(status, "omnistage status", "watch omnistage status --address host:50050")
+_add(voices, "omnistage voices", "omnistage voices --address host:50050 --json")
+_add(list_models, "omnistage list", "omnistage list --json", name="list")
+_add(pull, "omnistage pull Qwen/Qwen2.5-Omni-3B")
+_add(fetch_default, "omnistage fetch-default")
+_add(make_tiny, "omnistage make-tiny qwen2.5-omni tiny-omni", "omnistage make-tiny z-image z --size small")
+_add(protos, "omnistage protos protos", "omnistage protos protos --errors")
+_add(
+    bench,
+    "omnistage bench",
+    "omnistage bench --address host:50050 -c 1,16,64 --out f.json --plot f.png",
+    "omnistage bench --rate 0.5,1,2 --seconds 60 --slo ttft=0.5,ttfa=1,rtf=0.5",
+)

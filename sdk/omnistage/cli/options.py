@@ -74,7 +74,7 @@ PipelineName = Annotated[
         help="See `omnistage pipelines`; without --address also a checkpoint, DIR or OWNER/NAME. Default: the router's own.",
     ),
 ]
-Timeout = Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="Time limit of the call.")]
+Timeout = Annotated[float, typer.Option("--timeout", min=0.001, metavar="SECONDS", help="Time limit of the call.")]
 MaxRetries = Annotated[
     int | None,
     typer.Option(

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -93,57 +93,39 @@ class Interruptible:
     """One piece of work. It calls `complete` when it has its result; from then on an interrupt does not lose the result."""
 
     def __init__(self) -> None:
-        self._signal_number = 0  # of the signal that interrupted; 0: none
         self._is_complete = False
 
-    def run(self, work: Callable[[Interruptible], Awaitable[None]]) -> None:
+    def run(self, work: Callable[[Interruptible], Coroutine[Any, Any, None]]) -> None:
         """Run `work(self)` to its end on an event loop of its own. Raises Interrupted, and whatever the work raises."""
-        try:
-            asyncio.run(self._run(work))
-        except asyncio.CancelledError:
-            if not self._signal_number:
-                raise
-            raise Interrupted(self._signal_number) from None
+        asyncio.run(self.unless_interrupted(work(self)))
 
     def complete(self) -> None:
         """Ignore interrupts from here on, while the result is written and printed."""
         self._is_complete = True
         interrupt.ignore()
 
-    async def unless_interrupted(self, rest: Coroutine[Any, Any, None]) -> None:
-        """Run a part, such as playing the sound, that an interrupt may end although the work is complete. Raises Interrupted."""
-        task = asyncio.create_task(rest)
-        loop = asyncio.get_running_loop()
+    async def unless_interrupted(self, part: Coroutine[Any, Any, None]) -> None:
+        """Run a part of the work until the first interrupt, which cancels it. If the work is already complete, the interrupt may end this
+        part all the same, such as playing the sound. Raises Interrupted."""
+        task, loop = asyncio.create_task(part), asyncio.get_running_loop()
+        is_rest, signal_numbers = self._is_complete, list[int]()
+
+        def cancel(number: int) -> None:
+            # The work may have become complete between the signal and this call.
+            if is_rest or not self._is_complete:
+                signal_numbers.append(number)
+                task.cancel()
 
         def interrupted(number: int) -> None:
-            self._signal_number = number
-            loop.call_soon_threadsafe(task.cancel)
+            loop.call_soon_threadsafe(cancel, number)
 
         interrupt.call_once(interrupted)
         try:
             await task
         except asyncio.CancelledError:
-            if not self._signal_number:
+            if not signal_numbers:
                 raise
-            raise Interrupted(self._signal_number) from None
+            raise Interrupted(signal_numbers[0]) from None
         finally:
             task.cancel()
             interrupt.ignore()
-
-    async def _run(self, work: Callable[[Interruptible], Awaitable[None]]) -> None:
-        """Run the work, and cancel it at the first interrupt."""
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        if task is None:
-            raise RuntimeError("work runs as a task")
-
-        def cancel() -> None:
-            # The work may have become complete between the signal and this call.
-            if not self._is_complete:
-                task.cancel()
-
-        def interrupted(number: int) -> None:
-            self._signal_number = number
-            loop.call_soon_threadsafe(cancel)
-
-        interrupt.call_once(interrupted)
-        await work(self)

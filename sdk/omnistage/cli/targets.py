@@ -16,16 +16,7 @@ from omnistage.cli.console import Notices
 from omnistage.cli.stack.layout import Layout
 from omnistage.client import connection
 from omnistage.client.async_omni import AsyncOmni
-from omnistage.client.connection import (
-    CONNECT_TIMEOUT_S,
-    ROUTER_VARIABLE,
-    SEARCH_OFF,
-    Connection,
-    Found,
-    find_router,
-    is_search_off,
-    named_router,
-)
+from omnistage.client.connection import Connection, Found
 from omnistage.client.errors import BadRequestError, UnavailableError, UnknownModelError
 from omnistage.client.options import Options
 from omnistage.client.routers import LOOKUP_S, ApiKey, is_unknown, key_of, split_addresses
@@ -92,14 +83,15 @@ def target_for(
     notices = Notices()
     is_shown = not is_quiet and notices.is_terminal
     may_be_served = not devices and _may_be_served(pipeline)
-    router = asyncio.run(find_router(key)) if may_be_served else None
+    router = asyncio.run(connection.find_router(key)) if may_be_served else None
     if router is not None:
         if pipeline and not router.is_named and not router.has(pipeline):
             served = ", ".join(one.name for one in router.pipelines)
             message = f"the router at {router.address} serves {served}, not {pipeline}{did_you_mean(pipeline, served.split(', '))}"
             raise UnknownModelError(message, hint=router.advice(pipeline) if _is_shipped(pipeline) else UnknownModelError.ADVICE)
         if is_shown:
-            notices.tell(f"[dim]asking the router at {escape(router.address)}{f' ({ROUTER_VARIABLE})' if router.is_named else ''}[/]")
+            variable = f" ({connection.ROUTER_VARIABLE})" if router.is_named else ""
+            notices.tell(f"[dim]asking the router at {escape(router.address)}{variable}[/]")
         return Where(router, key, pipeline=pipeline)
     # Here an interrupt just ends the process: in the middle of an import it would give a traceback, and there is nothing to clean up yet.
     interrupt.exit_at_once()
@@ -146,9 +138,9 @@ async def check_target(address: str) -> None:
 def running() -> Found | None:
     """The router for a command that starts nothing: the one that the variable names, else one of this user where `omnistage serve` listens
     by default; None if there is neither, or if the variable turns the search off."""
-    if is_search_off():
+    if connection.is_search_off():
         return None
-    if (router := named_router()) is not None:
+    if (router := connection.named_router()) is not None:
         return router
     return Found(connection.LOCAL_ADDRESS, is_named=False) if connection.is_router_ours(connection.LOCAL_ADDRESS) else None
 
@@ -161,14 +153,13 @@ def must_run(address: str | None = None, api_key: str | None = None) -> Where:
         return Where(router, typed_key(api_key))
     local_address = connection.LOCAL_ADDRESS
     others = _elsewhere()
-    if is_search_off():
-        raise UnavailableError(
-            f"{ROUTER_VARIABLE}={SEARCH_OFF}: no router is looked for", hint=f"Name one: --address HOST:PORT. {others}".rstrip()
-        )
+    if connection.is_search_off():
+        setting, hint = f"{connection.ROUTER_VARIABLE}={connection.SEARCH_OFF}", f"Name one: --address HOST:PORT. {others}".rstrip()
+        raise UnavailableError(f"{setting}: no router is looked for", hint=hint)
     if connection.is_address_taken(local_address):
         hint = f"If you trust it, name it: --address {local_address}"
         raise UnavailableError(f"who listens at {local_address} is another user of this machine", hint=hint)
-    hint = f"Start it with `omnistage serve`, or name a router: --address HOST:PORT, or {ROUTER_VARIABLE}."
+    hint = f"Start it with `omnistage serve`, or name a router: --address HOST:PORT, or {connection.ROUTER_VARIABLE}."
     raise UnavailableError(f"nothing serves at {local_address}", hint=f"{hint} {others}".rstrip())
 
 
@@ -208,9 +199,9 @@ async def connect_client(target: Where, timeout_s: float, verbose: bool, *, is_q
             if notices.is_terminal and not is_quiet:
                 notices.tell(f"[dim]{escape(message)}[/]")
 
-        limit_s = min(timeout_s, CONNECT_TIMEOUT_S)
-        connection = Connection(router, limit_s, warn=_warn, tell=tell)
-        yield await exits.enter_async_context(AsyncOmni.over(connection, target.api_key))
+        limit_s = min(timeout_s, connection.CONNECT_TIMEOUT_S)
+        client = AsyncOmni.over(Connection(router, limit_s, warn=_warn, tell=tell), target.api_key)
+        yield await exits.enter_async_context(client)
 
 
 def _warn(message: str) -> None:

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from omnistage.cli.make.figures import pause, seed_told, sentence
+from omnistage.cli.make.figures import pause, seed_text, sentence
 from omnistage.client.events import (
     CONTINUITY_LIMIT_S,
     START_BUFFER_S,
@@ -105,7 +105,7 @@ def draw(path: Path, done: Done, text: str) -> None:
         y = len(done.usage.stages)
         _draw_playback(axes, y, played)
         if heard_s > shown_s:
-            _annotate(axes, (1, y), 0, f"plays on until {heard_s:.1f} s  →", INK)
+            _annotate(axes, f"plays on until {heard_s:.1f} s  →", (1, y), (-6, 0), INK)
     if levels:
         _draw_buffer(axes, len(rows) - 1, levels, done, top_level_s, shown_s)
     _draw_pauses(axes, done.failovers, len(rows))
@@ -195,7 +195,7 @@ def _draw_playback(axes: Axes, y: int, played: Sequence[Played]) -> None:
             axes.barh(y, chunk.gap_s, left=chunk.start_s - chunk.gap_s, height=BAR, color=LOSS_COLOUR, linewidth=0)
     silence_s = sum(chunk.gap_s for chunk in played)
     if silence_s > 0:
-        _annotate(axes, (1, y), -17, f"{silence_s:.2f} s of silence while waiting for sound", LOSS_COLOUR)
+        _annotate(axes, f"{silence_s:.2f} s of silence while waiting for sound", (1, y), (-6, -17), LOSS_COLOUR)
 
 
 def _draw_buffer(axes: Axes, y: int, levels: Sequence[BufferLevel], done: Done, top_s: float, shown_s: float) -> None:
@@ -219,7 +219,7 @@ def _draw_buffer(axes: Axes, y: int, levels: Sequence[BufferLevel], done: Done, 
             words = f"{low.buffered_s:.2f} s left" if low.buffered_s else "empty"
             # Below the curve, which rises from here; above if there is no room below.
             lift = -9 if height > BUFFER / 4 else 9
-            axes.annotate(words, at, xytext=(7, lift), textcoords="offset points", fontsize=9, color=LOSS_COLOUR, va="center")
+            _annotate(axes, words, at, (7, lift), LOSS_COLOUR, xycoords="data", ha="left")
 
 
 def _most_held_s(levels: Sequence[BufferLevel], done: Done) -> float:
@@ -246,19 +246,13 @@ def _draw_pauses(axes: Axes, failovers: Sequence[Failover], rows: int) -> None:
         axes.fill_betweenx([-0.5, rows - 0.4], failover.at_s, failover.arrival_s, color=LOSS_COLOUR, alpha=0.14, linewidth=0, zorder=0)
 
 
-def _annotate(axes: Axes, at: tuple[float, float], lift: float, text: str, colour: str, size: float = 9) -> None:
-    """Write words that end at `at`: (0, y) is the left edge of row y, (1, y) its right edge. lift: points above the middle of the row."""
-    axes.annotate(
-        text,
-        at,
-        xycoords=("axes fraction", "data"),
-        xytext=(-6, lift),
-        textcoords="offset points",
-        ha="right",
-        va="center",
-        fontsize=size,
-        color=colour,
-    )
+def _annotate(
+    axes: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], colour: str, size: float = 9, **place: Any
+) -> None:
+    """Write words that end at `at`, by default (0, y) for the left edge of row y and (1, y) for its right edge. offset: points to the right
+    and up from there. place: other settings of matplotlib for `at` and for the alignment."""
+    settings: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "center", **place}
+    axes.annotate(text, at, xytext=offset, textcoords="offset points", fontsize=size, color=colour, **settings)
 
 
 def _marks(done: Done) -> list[Moment]:
@@ -277,16 +271,8 @@ def _draw_marks(axes: Axes, marks: Sequence[Moment], rows: int, shown_s: float) 
         top = -0.5 - MARK * (len(marks) - number)  # The first row begins at -0.5; the labels stand above it.
         at_left = mark.at_s > 0.7 * shown_s
         axes.vlines(mark.at_s, top, rows - 0.4, color=mark.colour, linewidth=0.9, linestyle=(0, (4, 3)))
-        axes.annotate(
-            mark.label,
-            (mark.at_s, top),
-            xytext=(-4 if at_left else 4, 0),
-            textcoords="offset points",
-            ha="right" if at_left else "left",
-            fontsize=9,
-            color=mark.colour,
-            va="top",
-        )
+        x, side = (-4, "right") if at_left else (4, "left")
+        _annotate(axes, mark.label, (mark.at_s, top), (x, 0), mark.colour, xycoords="data", ha=side, va="top")
 
 
 def _dress(axes: Axes, rows: Sequence[Row], marks: int, end_s: float) -> None:
@@ -296,7 +282,7 @@ def _dress(axes: Axes, rows: Sequence[Row], marks: int, end_s: float) -> None:
     axes.set_yticks([])
     for y, row in enumerate(rows):
         for text, size, colour, lift in ((row.name, 10, INK, 5.5), (row.note, 8, FAINT, -6.5)):
-            _annotate(axes, (0, y), lift, text, colour, size)
+            _annotate(axes, text, (0, y), (-6, lift), colour, size)
     axes.set_xlabel("seconds after the question", fontsize=8.5, color=FAINT, loc="left", labelpad=2)
     axes.tick_params(axis="x", labelsize=8.5, labelcolor=FAINT, color=GRID)
     axes.grid(axis="x", color=GRID, linewidth=0.8)
@@ -311,17 +297,7 @@ def _write_legend(axes: Axes, with_losses: bool) -> None:
     if with_losses:
         lines.append("hatched: before the loss    red: from the loss until it went on    buffer: sound received, not yet played")
     for number, line in enumerate(lines):
-        axes.annotate(
-            line,
-            (1, 0),
-            xycoords="axes fraction",
-            xytext=(0, -21.5 - 15 * number),
-            textcoords="offset points",
-            fontsize=8,
-            color=FAINT,
-            ha="right",
-            va="center",
-        )
+        _annotate(axes, line, (1, 0), (0, -21.5 - 15 * number), FAINT, 8, xycoords="axes fraction")
 
 
 def _work(stage: StageReport, timing: Timing) -> str:
@@ -349,5 +325,5 @@ def _figures(done: Done, played: Sequence[Played]) -> str:
     if timing.rtf is not None:
         silence_s = sum(chunk.gap_s for chunk in played)
         parts += [f"real-time factor {timing.rtf:.2f}", "no gaps" if silence_s <= CONTINUITY_LIMIT_S else f"gaps {silence_s:.2f} s"]
-    parts.append(", ".join(text for text in (f"pipeline {done.pipeline}", seed_told(done)) if text))
+    parts.append(", ".join([f"pipeline {done.pipeline}", *seed_text(done)]))
     return "  ·  ".join(parts)

@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import typer
 from prompt_toolkit.application import run_in_terminal
 from prompt_toolkit.input import create_input
@@ -24,10 +23,9 @@ from omnistage.cli.chat.talk import (
     OTHERS,
     SETTINGS,
     TEXTS,
+    TOO_LONG,
     WORDS,
-    Said,
     Talk,
-    TooLong,
     change,
     help_lines,
     is_command,
@@ -35,19 +33,19 @@ from omnistage.cli.chat.talk import (
     place_of,
     turn_text,
     unknown,
-    until_too_long,
 )
 from omnistage.cli.console import Notices
-from omnistage.cli.make.figures import brief_figures, cut_note, figures, fold_line, remarks
+from omnistage.cli.make.figures import cut_note, figures, remarks
+from omnistage.cli.make.figures import tell as tell_figures
+from omnistage.cli.make.files import write_chunks
 from omnistage.cli.make.screen import Spoken, follow, screen_for
 from omnistage.cli.report import tell
 from omnistage.cli.targets import Where, connect_client
 from omnistage.cli.wording import CHAT
-from omnistage.client.answer import write_sound
 from omnistage.client.async_omni import AsyncOmni
 from omnistage.client.connection import Pipeline
 from omnistage.client.errors import BadRequestError, OmniError, PlayerLostError, RequestError
-from omnistage.client.events import AudioChunk, Done
+from omnistage.client.events import AudioChunk, Done, Event
 from omnistage.client.loudspeaker import Loudspeaker, find_loudspeaker, is_silenced
 from omnistage.client.player import Player
 from omnistage.client.request import Options
@@ -122,10 +120,10 @@ class ChatSession:
         self._notices = notices
         self._verbose = verbose
         self._handling: asyncio.Task[None] | None = None  # handles a typed line
-        self._answering: asyncio.Task[tuple[Spoken, Done]] | None = None
+        self._answering: asyncio.Task[Done] | None = None
         self._player: Player | None = None
         self._listening: asyncio.Task[None] | None = None
-        self._sounds: list[AudioChunk] = []  # of the last answer
+        self._answer = Spoken()  # the last one
         self._pipeline = chat.pipeline
         """The pipeline that answers; empty: the router chooses."""
         self._attached: list[MentionedFile] = []
@@ -216,10 +214,9 @@ class ChatSession:
         for name in self._talk.forget_gone():
             self._notices.tell(f"[dim]{escape(name)} is gone, and no longer part of the conversation[/]")
         self._talk.ask(text, [one.part for one in self._attached])
-        self._sounds = []
-        answer = Said()
+        answer = self._answer = Spoken(keeps_sound=True)
         try:
-            while not await self._answer_or_forget(answer):
+            while not await self._hear_or_forget(answer):
                 pass
         except RequestError as error:
             if not self._attached or answer.text:
@@ -235,14 +232,20 @@ class ChatSession:
         if not answer.text:
             self._print_attached()
 
-    async def _answer_or_forget(self, answer: Said) -> bool:
+    async def _hear_or_forget(self, answer: Spoken) -> bool:
         """Ask, and return True when the answer has ended. Return False if this shortened the conversation, so that the question must be
-        asked again: it left out the oldest turns, which no longer fit, or earlier files, which the router refuses. answer: collects the
-        text."""
+        asked again: it left out the oldest turns, which no longer fit, or earlier files, which the router refuses. answer: collects what
+        comes."""
         try:
-            if await self._answer(answer):
-                return True
+            await self._hear(answer)
+            return True
         except BadRequestError as error:
+            if [bad.field for bad in error.fields] in TOO_LONG:
+                if not self._talk.forget_oldest():
+                    hint = "Ask something shorter; /new begins anew."
+                    raise RequestError("this no longer fits into the model's context", hint=hint) from None
+                self._notices.tell("[dim]the oldest turns no longer fit and are left out[/]")
+                return False
             # An answer that has begun is not asked for again.
             removed = [] if answer.text else [(self._talk.leave_out(bad.field), bad.description) for bad in error.fields]
             if not any(name for name, _ in removed):
@@ -251,10 +254,6 @@ class ChatSession:
                 if name:
                     self._notices.tell(f"[dim]{escape(name)} is no longer part of the conversation ({escape(reason)})[/]")
             return False
-        if not self._talk.forget_oldest():
-            raise RequestError("this no longer fits into the model's context", hint="Ask something shorter; /new begins anew.")
-        self._notices.tell("[dim]the oldest turns no longer fit and are left out[/]")
-        return False
 
     def _drop_refused(self, error: RequestError, words: str) -> None:
         """Drop attached files after a refusal: the files that it names, or all if it names none. If it is about a setting, keep all.
@@ -269,15 +268,17 @@ class ChatSession:
         question = f"; the question was: {words}" if words else ""
         self._notices.tell(f"[dim]left out: {escape(', '.join(map(str, dropped)))}{escape(question)}[/]")
 
-    async def _answer(self, transcript: Said) -> bool:
-        """Ask, and show and play the answer until it ends or is stopped. Return True, or False if the conversation is too long for the
-        model. transcript: collects the text."""
-        events = until_too_long(transcript.collect(self._omni.stream_chat(self._talk.conversation, **self._options)))
-        self._player = Player(self._loudspeaker) if self._loudspeaker is not None else None
-        ears: list[Callable[[AudioChunk], object]] = [self._sounds.append]
-        if self._player is not None:
-            ears.append(self._player.write)
-        self._answering = answering = asyncio.create_task(follow(events, screen_for(as_json=False), keep_sound=False, ears=ears))
+    async def _hear(self, answer: Spoken) -> None:
+        """Ask, and show and play the answer until it ends or is stopped. answer: collects what comes."""
+        events = self._omni.stream_chat(self._talk.conversation, **self._options)
+        player = self._player = Player(self._loudspeaker) if self._loudspeaker is not None else None
+
+        def take(event: Event) -> None:
+            answer.take(event)
+            if player is not None and isinstance(event, AudioChunk):
+                player.write(event)
+
+        self._answering = answering = asyncio.create_task(follow(events, screen_for(as_json=False), take))
         try:
             with self._stop_keys(self.interrupt):
                 await asyncio.wait({answering})
@@ -287,26 +288,18 @@ class ChatSession:
         if answering.cancelled():
             self.silence()
             self._notices.tell("[dim]stopped[/]")
-            return True
+            return
         try:
-            answer, done = answering.result()
-        except TooLong:
-            self.silence()
-            return False
+            done = answering.result()
         except BaseException:
             self.silence()
             raise
         for line in cut_note(answer, done, "/max-tokens"):
             self._notices.tell(f"[dim]{line}[/]")
-        account = figures(done) if self._verbose else brief_figures(done)
-        width = self._notices.width if self._notices.is_terminal else None
-        for line in (account, *remarks(done)):
-            for part in fold_line(line, width):
-                self._notices.say(f"[dim]{escape(part)}[/]")
+        tell_figures(figures(done, is_brief=not self._verbose), *remarks(done))
         if self._player is not None:
             # No `await` here, so the sound plays on while the user types the next question.
             self._listening = asyncio.create_task(_play_to_end(self._player, self._notices))
-        return True
 
     @property
     def _options(self) -> Options:
@@ -352,7 +345,7 @@ class ChatSession:
                 self._save(value)
             case "/new":
                 self._talk.turns.clear()
-                self._sounds, self._attached = [], []
+                self._answer, self._attached = Spoken(), []
                 self._notices.tell("[dim]a new conversation[/]")
             case "/help":
                 for line in help_lines(self._notices.width if self._notices.is_terminal else None):
@@ -368,22 +361,14 @@ class ChatSession:
 
     async def _check_voice(self, name: str) -> None:
         """Raises RequestError for a voice that no pipeline has: every later question would be refused."""
-        voices = {voice for pipeline in await self._pipelines() for voice in pipeline.voices}
+        voices = {voice for pipeline in await self._pipelines_named(self._pipeline) for voice in pipeline.voices}
         if name.lower() not in map(str.lower, voices):
             voices_told = those_there_are(sorted(voices))
             raise RequestError(f"there is no voice {name!r}", hint=f"{voices_told[0].upper()}{voices_told[1:]}.")
 
-    async def _pipelines(self) -> list[Pipeline]:
-        """The pipelines that may answer the next question: the chosen one, else all that answer. Raises RequestError if there are none."""
-        return await self._pipelines_named(self._pipeline)
-
-    async def _all_pipelines(self) -> list[Pipeline]:
-        """All pipelines of the router, also those that only draw."""
-        return await self._omni.pipelines(timeout_s=self._chat.timeout_s)
-
     async def _pipelines_named(self, name: str) -> list[Pipeline]:
         """The pipelines that answer questions and have this name; all that answer if it is empty. Raises RequestError if there are none."""
-        pipelines = await self._all_pipelines()
+        pipelines = await self._omni.pipelines(timeout_s=self._chat.timeout_s)
         answering = [one for one in pipelines if not one.only_draws]
         if matches := [one for one in answering if name in ("", one.name)]:
             return matches
@@ -398,7 +383,7 @@ class ChatSession:
     async def _choose(self, name: str) -> None:
         """Set the pipeline that answers from now on. name: off: the router chooses; empty: only list pipelines. Raises RequestError."""
         if not name:
-            for one in await self._all_pipelines():
+            for one in await self._omni.pipelines(timeout_s=self._chat.timeout_s):
                 mark = " (now)" if one.name == self._pipeline else ""
                 about = "only draws" if one.only_draws else f"takes {', '.join(one.inputs)}, gives {', '.join(one.outputs)}"
                 self._notices.tell(f"[dim]{escape(f'{one.name}: {about}{mark}')}[/]")
@@ -425,7 +410,7 @@ class ChatSession:
 
     async def _attach(self, files: Sequence[MentionedFile], words: str) -> None:
         """Attach files, and ask at once if there are words. Raises RequestError for a kind of file that no pipeline here takes."""
-        pipelines = await self._pipelines()
+        pipelines = await self._pipelines_named(self._pipeline)
         for kind in dict.fromkeys(one.kind for one in files):
             if not any(kind in pipeline.inputs for pipeline in pipelines):
                 inputs = "; ".join(f"{one.name} takes {', '.join(one.inputs)}" for one in pipelines)
@@ -449,7 +434,7 @@ class ChatSession:
 
     async def _print_voices(self) -> None:
         """Print the voices of each pipeline that may answer."""
-        for pipeline in await self._pipelines():
+        for pipeline in await self._pipelines_named(self._pipeline):
             if pipeline.voices:
                 self._notices.tell(f"[dim]{escape(pipeline.name)} has {escape(', '.join(pipeline.voices))}[/]")
 
@@ -460,13 +445,11 @@ class ChatSession:
         path = Path(name).expanduser()
         if path.suffix.lower() in TEXTS:
             self._talk.save_text(path)
-        elif not self._sounds:
+        elif not self._answer.sounds:
             raise RequestError("there is no sound to save", hint="Ask something first, without --text-only.")
         else:
-            first = self._sounds[0]
-            samples = np.concatenate([sound.samples for sound in self._sounds])
             try:
-                write_sound(path, samples, first.sample_rate_hz, first.encoding)
+                write_chunks(self._answer.sounds, path)
             except OSError as error:
                 raise RequestError(f"{path} cannot be written: {error.strerror}", hint="Give another place.") from None
         self._notices.tell(f"[dim]wrote {escape(str(path))}[/]")

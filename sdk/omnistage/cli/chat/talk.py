@@ -1,12 +1,10 @@
-"""A conversation of `omnistage chat`: its turns, its settings, the commands that begin with a slash, and the text of an answer, which ends
-with `TooLong` if the conversation no longer fits."""
+"""A conversation of `omnistage chat`: its turns, its settings, and the commands that begin with a slash."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,7 +16,6 @@ import grpc
 from omnistage.cli.stack.served import state_folder
 from omnistage.client.conversation import Conversation
 from omnistage.client.errors import BadRequestError, OmniError, RequestError, UnknownModelError
-from omnistage.client.events import Event, TextDelta
 from omnistage.client.media import KINDS
 from omnistage.client.request import Options
 from omnistage.client.wording import PYTHON, did_you_mean
@@ -286,34 +283,3 @@ def unknown(command: str) -> OmniError:
 
 TOO_LONG = (["thinker.messages"], ["request"])
 """Fields that a refusal names if the conversation no longer fits into the model's context, or with its media into a request."""
-
-
-class Said:
-    """Collects the text of an answer while it comes; `text` has what came even if the answer is broken off."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    async def collect(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
-        """Yield the events of an answer, and collect its text."""
-        async with aclosing(events):
-            async for event in events:
-                if isinstance(event, TextDelta):
-                    self.text += event.text
-                yield event
-
-
-class TooLong(Exception):
-    """The conversation no longer fits into the model's context, or into a request."""
-
-
-async def until_too_long(events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
-    """Yield events. Raises TooLong in place of the refusal of a conversation that is too long."""
-    try:
-        async with aclosing(events):
-            async for event in events:
-                yield event
-    except BadRequestError as error:
-        if [violation.field for violation in error.fields] in TOO_LONG:
-            raise TooLong from error
-        raise

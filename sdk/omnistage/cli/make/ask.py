@@ -97,7 +97,7 @@ def ask(
     speed: Speed = None,
     profile: Profile = None,
     max_frames: MaxFrames = None,
-    sample_rate: SampleRate = None,
+    sample_rate_hz: SampleRate = None,
     encoding: Encoding = None,
     text_only: TextOnly = False,
     timeline: Timeline = None,
@@ -112,7 +112,7 @@ def ask(
     json_schema: JsonSchema = None,
     regex: Regex = None,
     choice: Choice = None,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    timeout_s: Timeout = DEFAULT_TIMEOUT_S,
     max_retries: MaxRetries = None,
     verbose: Verbose = False,
 ) -> None:
@@ -124,8 +124,7 @@ def ask(
     """
     if text_only and (out is not None or captions is not None or play):
         raise typer.BadParameter("--out, --captions and --play need sound; leave --text-only out")
-    sound = options_of(voice=voice, speed=speed, profile=profile, max_frames=max_frames, sample_rate_hz=sample_rate, encoding=encoding)
-    if text_only and sound:
+    if text_only and any(value is not None for value in (voice, speed, profile, max_frames, sample_rate_hz, encoding)):
         raise typer.BadParameter(
             "--voice, --speed, --profile, --max-frames, --sample-rate and --encoding are those of sound; leave --text-only out"
         )
@@ -143,10 +142,9 @@ def ask(
         raise typer.BadParameter("--top-p is above 0; 1 is all tokens, --temperature 0 the likeliest alone")
     check_play(play, out, json)
     from omnistage.cli.make.orders import carry_out
-    from omnistage.cli.make.speak import Question, speak
+    from omnistage.cli.make.speak import Question
 
-    options = options_of(max_tokens=max_tokens, temperature=temperature, top_p=top_p, stop=stop or None, regex=regex, choice=choice or None)
-    options |= sound | options_of(background=background, seed=seed, timeout_s=timeout, max_retries=max_retries)
+    options = options_of(context, json_schema=None)  # `Question` reads that file.
     if text_only:
         options["outputs"] = ["text"]
     elif captions is not None:
@@ -166,10 +164,11 @@ def ask(
         captions=captions,
         play=False if text_only else play,
     )
-    carry_out(question, speak, address, pipeline, api_key, verbose)
+    carry_out(question, address, pipeline, api_key, verbose)
 
 
 def say(
+    context: typer.Context,
     text: TextArgument,
     address: Address = None,
     api_key: ApiKey = None,
@@ -180,28 +179,27 @@ def say(
     markdown: Markdown = False,
     profile: Profile = None,
     max_frames: MaxFrames = None,
-    sample_rate: SampleRate = None,
+    sample_rate_hz: SampleRate = None,
     encoding: Encoding = None,
     timeline: Timeline = None,
     captions: Captions = None,
     json: Json = False,
     seed: Seed = None,
     pipeline: PipelineName = "",
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    timeout_s: Timeout = DEFAULT_TIMEOUT_S,
     max_retries: MaxRetries = None,
     verbose: Verbose = False,
 ) -> None:
     """Speak exactly this text."""
     check_play(play, out, json)
     from omnistage.cli.make.orders import carry_out
-    from omnistage.cli.make.speak import Question, speak
+    from omnistage.cli.make.speak import Question
 
-    options = options_of(voice=voice, speed=speed, profile=profile, max_frames=max_frames, sample_rate_hz=sample_rate, encoding=encoding)
-    options |= options_of(seed=seed, timeout_s=timeout, max_retries=max_retries, markdown=markdown or None)
+    options = options_of(context, markdown=markdown or None)
     if captions is not None:
         options["outputs"] = SPOKEN_AND_TOLD
     question = Question(text, verbatim=True, out=out, timeline=timeline, as_json=json, options=options, captions=captions, play=play)
-    carry_out(question, speak, address, pipeline, api_key, verbose)
+    carry_out(question, address, pipeline, api_key, verbose)
 
 
 def _check_standard_input(*values: str | None) -> None:
@@ -219,9 +217,13 @@ def check_play(play: bool | None, out: Path | None, as_json: bool) -> None:
             raise typer.BadParameter("--out - is for the program that reads it; leave --play out")
 
 
-def options_of(**options: object) -> Options:
-    """The options that were typed, by their names in a call."""
-    return cast("Options", {name: value for name, value in options.items() if value is not None})
+def options_of(context: typer.Context, **values: object) -> Options:
+    """The options of the client that were typed. A parameter of a command is such an option if it has the name of one. values: by name,
+    values to send in place of those that were typed; None: the option is left out."""
+    from omnistage.client.options import OPTIONS
+
+    params = {name: value for name, value in context.params.items() if name in OPTIONS and name != "pipeline"}
+    return cast("Options", {name: value for name, value in {**params, **values}.items() if value not in (None, ())})
 
 
 NoPlay = Annotated[bool, typer.Option("--no-play", help="Ask for the sound, for /save, but do not play it.")]

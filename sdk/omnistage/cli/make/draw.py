@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from omnistage.cli.make.ask import Play, check_play, options_of
 from omnistage.cli.options import Address, ApiKey, Background, DrawingSeed, Json, MaxRetries, PipelineName, Timeout, Verbose
-from omnistage.cli.report import errors_reported
+
+if TYPE_CHECKING:
+    from omnistage.client.request import Options
 
 MAX_SIDE = 16384
 
@@ -26,10 +28,10 @@ PictureImages = Annotated[
 Size = Annotated[str | None, typer.Option(metavar="WxH", help="Width and height in pixels, such as 512x512; default: the model's own.")]
 Side = Annotated[int | None, typer.Option(min=1, max=MAX_SIDE, metavar="PIXELS", help="One side alone, instead of --size.")]
 Layers = Annotated[int | None, typer.Option(metavar="N", min=1, max=64, help="So many layers, a file each, of a model that draws layers.")]
-Count = Annotated[int | None, typer.Option(metavar="N", min=1, max=8, help="So many pictures, a file each.")]
+Count = Annotated[int | None, typer.Option("--count", metavar="N", min=1, max=8, help="So many pictures, a file each.")]
 Steps = Annotated[int | None, typer.Option(metavar="N", min=1, max=1000, help="More take longer and show more; default: the model's own.")]
-Guidance = Annotated[float | None, typer.Option(metavar="X", min=0.0, max=100.0, help="How closely to follow the prompt.")]
-Negative = Annotated[str | None, typer.Option(metavar="TEXT", help="What not to show.")]
+Guidance = Annotated[float | None, typer.Option("--guidance", metavar="X", min=0.0, max=100.0, help="How closely to follow the prompt.")]
+Negative = Annotated[str | None, typer.Option("--negative", metavar="TEXT", help="What not to show.")]
 StepCache = Annotated[
     float | None,
     typer.Option(min=0.0, max=1.0, metavar="PART", help="Skip most of a step in which little changes, up to so much of 1; default: never."),
@@ -40,9 +42,14 @@ Sigmas = Annotated[
 Strength = Annotated[
     float | None, typer.Option(min=0.0, max=1.0, metavar="PART", help="How much of --image is drawn anew, where the pipeline knows that.")
 ]
-Mask = Annotated[str | None, typer.Option(metavar="F", help="A picture, white or transparent where to draw anew; - is standard input.")]
+Mask = Annotated[
+    str | None, typer.Option("--mask", metavar="F", help="A picture, white or transparent where to draw anew; - is standard input.")
+]
 Control = Annotated[
-    str | None, typer.Option(metavar="F", help="A picture to keep to, such as edges, of a pipeline with a ControlNet; - is standard input.")
+    str | None,
+    typer.Option(
+        "--control", metavar="F", help="A picture to keep to, such as edges, of a pipeline with a ControlNet; - is standard input."
+    ),
 ]
 Own = Annotated[
     list[str] | None,
@@ -62,6 +69,7 @@ Device = Annotated[
 
 
 def draw(
+    context: typer.Context,
     prompt: Prompt,
     out: PictureOut = None,
     images: PictureImages = None,
@@ -71,16 +79,16 @@ def draw(
     width: Side = None,
     height: Side = None,
     steps: Steps = None,
-    guidance: Guidance = None,
-    negative: Negative = None,
+    guidance_scale: Guidance = None,
+    negative_prompt: Negative = None,
     step_cache: StepCache = None,
     sigmas: Sigmas = None,
     strength: Strength = None,
-    mask: Mask = None,
-    control: Control = None,
-    words: Own = None,
+    mask_image: Mask = None,
+    control_image: Control = None,
+    options: Own = None,
     seed: DrawingSeed = None,
-    count: Count = None,
+    results: Count = None,
     previews: Previews = None,
     preview_dir: PreviewDir = None,
     preview_side: PreviewSide = None,
@@ -89,7 +97,7 @@ def draw(
     pipeline: PipelineName = "",
     device: Device = None,
     json: Json = False,
-    timeout: Timeout = 600.0,
+    timeout_s: Timeout = 600.0,
     max_retries: MaxRetries = None,
     verbose: Verbose = False,
 ) -> None:
@@ -104,21 +112,23 @@ def draw(
             raise typer.BadParameter(f"{option} is for previews; say how many with --previews")
     if background and not images:
         raise typer.BadParameter("--background is for pictures that are changed; give one with --image")
-    if (prompt, *(images or ()), mask, control).count("-") > 1:
-        raise typer.BadParameter("standard input is one thing: only one of PROMPT, --image, --mask and --control can be -")
-    width, height, sized = sides(size, width, height)
-    options = options_of(width=width, height=height, steps=steps, guidance_scale=guidance, negative_prompt=negative, background=background)
-    options |= options_of(step_cache=step_cache, previews=previews, preview_side=preview_side, sigmas=numbers(sigmas), strength=strength)
-    options |= options_of(mask_image=mask, control_image=control, options=own_options(words or ()), seed=seed, results=count, layers=layers)
-    options |= options_of(timeout_s=timeout, max_retries=max_retries)
+    sized, call_options = _picture_options(context)
     devices = devices_of(device, address)
-    from omnistage.cli.make.drawing import MEDIA_TYPES, DrawingOrder, draw_order
+    from omnistage.cli.make.drawing import DrawingOrder
     from omnistage.cli.make.orders import carry_out
 
-    path = out or Path("picture.png")
-    options |= options_of(media_type=MEDIA_TYPES.get(path.suffix.lower()))
-    order = DrawingOrder(prompt, path, tuple(images or ()), options, json, sized=sized, is_unnamed=out is None, preview_dir=preview_dir)
-    carry_out(order, draw_order, address, pipeline, api_key, verbose, devices)
+    order = DrawingOrder(prompt, out, call_options, json, images or (), sized, preview_dir)
+    carry_out(order, address, pipeline, api_key, verbose, devices)
+
+
+def _picture_options(context: typer.Context) -> tuple[bool, Options]:
+    """Returns (whether width and height were typed as one, the options) of `draw` or `film`. Raises BadParameter."""
+    params = context.params
+    if [params["prompt"], *params["images"], params["mask_image"], params["control_image"]].count("-") > 1:
+        raise typer.BadParameter("standard input is one thing: only one of PROMPT, --image, --mask and --control can be -")
+    width, height = sides(params["size"], params["width"], params["height"])
+    values = {"width": width, "height": height, "sigmas": numbers(params["sigmas"]), "options": own_options(params["options"])}
+    return params["size"] is not None, options_of(context, **values)
 
 
 def devices_of(device: Sequence[str] | None, address: str | None) -> dict[str, str]:
@@ -149,17 +159,17 @@ def own_options(words: Sequence[str]) -> dict[str, str] | None:
     return {name: value for name, _, value in (word.partition("=") for word in words)} or None
 
 
-def sides(size: str | None, width: int | None, height: int | None) -> tuple[int | None, int | None, bool]:
-    """Width and height in pixels, None if not typed, and whether they were typed as one, such as 640x480. Raises BadParameter."""
+def sides(size: str | None, width: int | None, height: int | None) -> tuple[int | None, int | None]:
+    """Width and height in pixels, None if not typed. size: both as one, such as 640x480. Raises BadParameter."""
     if size is None:
-        return width, height, False
+        return width, height
     if width is not None or height is not None:
         raise typer.BadParameter("--size is both sides; leave --width and --height out")
     match = re.fullmatch(r"(\d{1,5})[xX×](\d{1,5})", size)
     width, height = map(int, match.groups()) if match else (0, 0)  # 0 is refused below.
     if not 1 <= width <= MAX_SIDE or not 1 <= height <= MAX_SIDE:
         raise typer.BadParameter(f"--size {size}: give width and height in pixels, such as 512x512, each at most {MAX_SIDE}")
-    return width, height, True
+    return width, height
 
 
 FilmOut = Annotated[
@@ -186,6 +196,7 @@ FilmSeed = Annotated[int | None, typer.Option("--seed", min=0, max=2**64 - 1, me
 
 
 def film(
+    context: typer.Context,
     prompt: Prompt,
     out: FilmOut = None,
     codec: Codec = None,
@@ -193,27 +204,27 @@ def film(
     background: Background = None,
     frames: Frames = None,
     seconds: FilmSeconds = None,
-    rate: Rate = None,
+    frames_per_second: Rate = None,
     size: Size = None,
     width: Side = None,
     height: Side = None,
     steps: Steps = None,
-    guidance: Guidance = None,
-    guidance_2: Guidance2 = None,
+    guidance_scale: Guidance = None,
+    guidance_scale_2: Guidance2 = None,
     flow_shift: Shift = None,
-    negative: Negative = None,
+    negative_prompt: Negative = None,
     step_cache: StepCache = None,
     sigmas: Sigmas = None,
-    mask: Mask = None,
-    control: Control = None,
-    words: Own = None,
+    mask_image: Mask = None,
+    control_image: Control = None,
+    options: Own = None,
     seed: FilmSeed = None,
     address: Address = None,
     api_key: ApiKey = None,
     pipeline: PipelineName = "",
     device: Device = None,
     json: Json = False,
-    timeout: Timeout = 3600.0,
+    timeout_s: Timeout = 3600.0,
     max_retries: MaxRetries = None,
     verbose: Verbose = False,
 ) -> None:
@@ -223,21 +234,13 @@ def film(
     """
     if background and not images:
         raise typer.BadParameter("--background is for pictures that it begins with; give one with --image")
-    if (prompt, *(images or ()), mask, control).count("-") > 1:
-        raise typer.BadParameter("standard input is one thing: only one of PROMPT, --image, --mask and --control can be -")
-    width, height, sized = sides(size, width, height)
-    options = options_of(width=width, height=height, steps=steps, guidance_scale=guidance, negative_prompt=negative, background=background)
-    options |= options_of(frames=frames, seconds=seconds, frames_per_second=rate, guidance_scale_2=guidance_2, flow_shift=flow_shift)
-    options |= options_of(step_cache=step_cache, sigmas=numbers(sigmas), options=own_options(words or ()), mask_image=mask)
-    options |= options_of(control_image=control, seed=seed, timeout_s=timeout, max_retries=max_retries)
+    sized, call_options = _picture_options(context)
     devices = devices_of(device, address)
-    from omnistage.cli.make.drawing import FilmOrder, make_film, out_of
+    from omnistage.cli.make.drawing import FilmOrder
     from omnistage.cli.make.orders import carry_out
 
-    with errors_reported(verbose):
-        path, options["media_type"] = out_of(out, codec)
-    order = FilmOrder(prompt, path, tuple(images or ()), options, json, sized=sized, is_unnamed=out is None)
-    carry_out(order, make_film, address, pipeline, api_key, verbose, devices)
+    order = FilmOrder(prompt, out, call_options, json, images or (), sized, codec)
+    carry_out(order, address, pipeline, api_key, verbose, devices)
 
 
 SoundPrompt = Annotated[str, typer.Argument(metavar="PROMPT", help="What is to be heard; - reads it from standard input.")]
@@ -254,27 +257,28 @@ SoundSeconds = Annotated[float | None, typer.Option(min=0.001, max=3600.0, metav
 Begin = Annotated[
     float | None, typer.Option("--begin", min=0.0, max=3600.0, metavar="N", help="Seconds of a longer sound that come before it.")
 ]
-SoundNegative = Annotated[str | None, typer.Option(metavar="TEXT", help="What is not to be heard.")]
+SoundNegative = Annotated[str | None, typer.Option("--negative", metavar="TEXT", help="What is not to be heard.")]
 SoundSeed = Annotated[int | None, typer.Option("--seed", min=0, max=2**64 - 1, metavar="N", help="The same seed gives the same sound.")]
 
 
 def sound(
+    context: typer.Context,
     prompt: SoundPrompt,
     out: SoundOut = None,
     seconds: SoundSeconds = None,
-    begin: Begin = None,
+    begin_s: Begin = None,
     play: Play = None,
     steps: Steps = None,
-    guidance: Guidance = None,
-    negative: SoundNegative = None,
-    words: Own = None,
+    guidance_scale: Guidance = None,
+    negative_prompt: SoundNegative = None,
+    options: Own = None,
     seed: SoundSeed = None,
     address: Address = None,
     api_key: ApiKey = None,
     pipeline: PipelineName = "",
     device: Device = None,
     json: Json = False,
-    timeout: Timeout = 600.0,
+    timeout_s: Timeout = 600.0,
     max_retries: MaxRetries = None,
     verbose: Verbose = False,
 ) -> None:
@@ -283,10 +287,9 @@ def sound(
     It takes a checkpoint that makes sound, such as Stable Audio Open: --pipeline.
     """
     check_play(play, out, json)
-    options = options_of(seconds=seconds, begin_s=begin, steps=steps, guidance_scale=guidance, negative_prompt=negative)
-    options |= options_of(options=own_options(words or ()), seed=seed, timeout_s=timeout, max_retries=max_retries)
+    call_options = options_of(context, options=own_options(options or ()))
     devices = devices_of(device, address)
-    from omnistage.cli.make.drawing import SoundOrder, make_sound
+    from omnistage.cli.make.drawing import SoundOrder
     from omnistage.cli.make.orders import carry_out
 
-    carry_out(SoundOrder(prompt, out, options, json, play), make_sound, address, pipeline, api_key, verbose, devices)
+    carry_out(SoundOrder(prompt, out, call_options, json, play), address, pipeline, api_key, verbose, devices)

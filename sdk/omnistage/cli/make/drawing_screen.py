@@ -1,26 +1,21 @@
-"""Shows the progress of a drawing, a film or a sound of a prompt, and reports at its end. Progress is not shown at all, in a few lines, or
-live on a terminal, with small previews if it has 24 bits of colour: each cell has two pixels, one above the other.
+"""Shows the progress of a drawing, a film or a sound of a prompt: in a few lines, or live on a terminal, with small previews if it has 24
+bits of colour: each cell has two pixels, one above the other.
 
-Everything but the report of --json goes to stderr, and the drawing goes on even if nobody reads it."""
+All of it goes to stderr, and the drawing goes on even if nobody reads it."""
 
 from __future__ import annotations
 
 import io
-import json
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 from rich.text import Text
 
 from omnistage.cli.console import Console
-from omnistage.cli.make.figures import SEPARATOR, loss_as_object, remarks, seed_told, sentence, server_facts, tell
-from omnistage.cli.make.screen import ERASE_BELOW, Below
-from omnistage.client.errors import ProtocolError
-from omnistage.client.events import Done, Event, Progress
-from omnistage.host.terminal import stream_below
+from omnistage.cli.make.screen import ERASE_BELOW, Below, Screen, write_raw
+from omnistage.client.events import AudioChunk, Event, Picture, Progress, VideoDelta
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -34,90 +29,80 @@ ROWS_BESIDE = 3
 """Rows of the window that stay free below a picture."""
 
 
-class DrawingScreen:
-    """The base of all screens; a screen shows a drawing inside its `with` block. This one shows nothing, for --json."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        return None
-
-    def progress(self, done: int, total: int) -> None:
-        """Called when a step is done. done, total: numbers of steps; total 0: it is not known."""
-
-    def picture(self, data: bytes) -> None:
-        """Called when a preview or a finished picture has come. data: the encoded picture."""
-
-    def show_amount(self, text: str) -> None:
-        """Called when a piece of a film or a sound has come. text: how much there is now, in words."""
-
-
-class PlainDrawing(DrawingScreen):
+class PlainDrawing(Screen):
     """Prints a line for each quarter of the steps: for pipes, files and simple terminals."""
 
-    def progress(self, done: int, total: int) -> None:
-        # This step completes a part that the step before it did not complete.
-        if total and done and done * TOLD_PARTS // total > (done - 1) * TOLD_PARTS // total:
-            _write(f"step {done} of {total}\n")
+    def show(self, event: Event) -> None:
+        if isinstance(event, Progress) and event.total:
+            part, part_before = (steps * TOLD_PARTS // event.total for steps in (event.done, event.done - 1))
+            if event.done and part > part_before:
+                with suppress(OSError):
+                    write_raw(sys.stderr, f"step {event.done} of {event.total}\n")
 
 
-class LiveDrawing(DrawingScreen):
+class LiveDrawing(Screen):
     """Draws a line of progress, and above it the newest preview. has_colours: the terminal can show pictures."""
 
     def __init__(self, has_colours: bool) -> None:
         self._below = Below(sys.stderr)
         self._has_colours = has_colours
-        self._begin = time.monotonic()
+        self._begin_s = time.monotonic()
         self._line = Text("drawing", style="dim")
+        self._frames, self._audio_s = 0, 0.0
         self._shown = (0, 0, 0)
         """Rows of the picture that stands above the cursor, and columns and rows of the window when it was drawn."""
 
     def __enter__(self) -> Self:
-        self._draw()
+        with suppress(OSError):
+            self._below.draw("", self._line)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._erase()
-
-    def progress(self, done: int, total: int) -> None:
-        self._line = progress_line(done, total, time.monotonic() - self._begin)
-        self._erase()
-        self._draw()
-
-    def show_amount(self, text: str) -> None:
-        self._line = Text(f"{text} · {time.monotonic() - self._begin:.1f} s", style="dim")
-        self._erase()
-        self._draw()
-
-    def picture(self, data: bytes) -> None:
-        if not self._has_colours:
-            return
-        with suppress(OSError):
-            if not self._below.is_in_foreground():
-                return
-            self._below.erase()
-            columns, rows = self._below.columns, self._below.rows
-            try:
-                lines = cells(data, columns - 1, rows - ROWS_BESIDE)
-            except ModuleNotFoundError:
-                self._has_colours, lines = False, []
-                _write("previews are shown with the package pillow, which is not installed: pip install pillow\n")
-            if lines:
-                # Draw over the earlier picture, unless the window has changed: then the place of that picture is unknown.
-                height, *size = self._shown
-                _write(f"\x1b[{height}A\r{ERASE_BELOW}" if height and size == [columns, rows] else "")
-                _write("".join(f"{line}\n" for line in lines))
-                self._shown = (len(lines), columns, rows)
-        self._draw()
-
-    def _draw(self) -> None:
-        with suppress(OSError):
-            self._below.draw("", self._line)
-
-    def _erase(self) -> None:
         with suppress(OSError):
             self._below.erase()
+
+    def show(self, event: Event) -> None:
+        seconds = time.monotonic() - self._begin_s
+        with suppress(OSError):
+            match event:
+                case Progress():
+                    self._show_line(progress_line(event.done, event.total, seconds))
+                case VideoDelta():
+                    self._frames += event.frames
+                    self._show_line(Text(f"{frames_text(self._frames)} · {seconds:.1f} s", style="dim"))
+                case AudioChunk():
+                    self._audio_s += event.duration_s
+                    self._show_line(Text(f"{self._audio_s:.1f} s of sound · {seconds:.1f} s", style="dim"))
+                case Picture() if self._has_colours and self._below.is_in_foreground():
+                    self._show_picture(event.data)
+
+    def _show_line(self, line: Text) -> None:
+        """Draw another line in place of the one before."""
+        self._line = line
+        self._below.erase()
+        self._below.draw("", line)
+
+    def _show_picture(self, data: bytes) -> None:
+        """Draw an encoded picture above the line, over the one before."""
+        self._below.erase()
+        columns, rows = self._below.columns, self._below.rows
+        try:
+            lines = cells(data, columns - 1, rows - ROWS_BESIDE)
+        except ModuleNotFoundError:
+            self._has_colours, lines = False, []
+            write_raw(sys.stderr, "previews are shown with the package pillow, which is not installed: pip install pillow\n")
+        if lines:
+            # Draw over the earlier picture, unless the window has changed: then the place of that picture is unknown.
+            height, *size = self._shown
+            write_raw(sys.stderr, f"\x1b[{height}A\r{ERASE_BELOW}" if height and size == [columns, rows] else "")
+            write_raw(sys.stderr, "".join(f"{line}\n" for line in lines))
+            self._shown = (len(lines), columns, rows)
+        self._below.draw("", self._line)
+
+
+def frames_text(frames: int) -> str:
+    """A number of frames in words."""
+    return f"{frames} frame{'s' * (frames != 1)}"
 
 
 def progress_line(done: int, total: int, seconds: float) -> Text:
@@ -130,52 +115,14 @@ def progress_line(done: int, total: int, seconds: float) -> Text:
     )
 
 
-def drawing_screen_for(as_json: bool) -> DrawingScreen:
+def drawing_screen_for(as_json: bool) -> Screen:
     """The screen that fits stderr."""
     if as_json:
-        return DrawingScreen()
+        return Screen()
     console = Console(stderr=True)
     if not console.is_terminal or console.is_dumb_terminal or not sys.stderr.isatty():
         return PlainDrawing()
     return LiveDrawing(has_colours=console.color_system == "truecolor" and not console.no_color)
-
-
-def _write(text: str) -> None:
-    """Write text to stderr with control sequences that the terminal is to obey. Only the colours of pictures in it come from others."""
-    with suppress(OSError):
-        terminal = stream_below(sys.stderr)
-        terminal.write(text)
-        terminal.flush()
-
-
-async def follow(events: AsyncGenerator[Event, None], screen: DrawingScreen, take: Callable[[Event], None]) -> tuple[int, Done]:
-    """Show the progress; returns how many steps were done, and the last event, `Done`. take: called with every other event. Raises
-    ProtocolError if `Done` does not come."""
-    steps = 0
-    async with aclosing(events):
-        with screen:
-            async for event in events:
-                match event:
-                    case Progress():
-                        steps = event.done
-                        screen.progress(event.done, event.total)
-                    case Done():
-                        return steps, event
-                    case _:
-                        take(event)
-    raise ProtocolError("the stream ended without its account")
-
-
-def report(facts: Mapping[str, object], figures: Sequence[str], steps: int, done: Done, *, as_json: bool) -> None:
-    """Print the result: with `as_json` one object for scripts, which begins with `facts`; else lines for people: the servers that were
-    lost, a line that begins with `figures`, and the servers' remarks. steps: how many were done."""
-    if as_json:
-        losses = [loss_as_object(failover) for failover in done.failovers]
-        end = {"e2e_s": round(done.timing.e2e_s, 6), "steps": steps or None, "seed": done.seed, "pipeline": done.pipeline}
-        print(json.dumps({**facts, **end, "failovers": losses, **server_facts(done)}, ensure_ascii=False), flush=True)
-        return
-    parts = (*figures, f"{steps} steps" if steps else "", f"pipeline {done.pipeline}", seed_told(done))
-    tell(*(sentence(failover, done.timing) for failover in done.failovers), SEPARATOR.join(filter(None, parts)), *remarks(done))
 
 
 MAX_COLUMNS, MAX_ROWS = 48, 24

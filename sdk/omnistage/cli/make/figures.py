@@ -1,9 +1,9 @@
-"""Writes an answer in numbers, as a line for people and as an object for scripts, and says which servers were lost in the middle of it."""
+"""Writes a product in numbers, as a line for people and as an object for scripts, and says which servers were lost in the middle of it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rich.cells import cell_len
 from rich.markup import escape
@@ -16,33 +16,25 @@ SEPARATOR = " · "
 """Stands between two figures."""
 
 
-def as_json(answer: Spoken, done: Done) -> str:
-    """The JSON object about an answer, for scripts."""
+def print_object(facts: Mapping[str, object], done: Done, more_facts: Mapping[str, object] | None = None) -> None:
+    """Print the JSON object about a product, for scripts. facts, more_facts: what stands before and after the facts of all products; a
+    number of seconds is rounded."""
+    names = ("stage", "lost", "replica", "reason", "at_s", "pause_s")
+    failovers = [_rounded({name: getattr(failover, name) for name in names}) for failover in done.failovers]
+    common = {"seed": done.seed, "pipeline": done.pipeline, "failovers": failovers, "drew": done.drew, "notes": list(done.notes)}
+    print(json.dumps({**_rounded(facts), **common, **(more_facts or {})}, ensure_ascii=False), flush=True)
+
+
+def _rounded(facts: Mapping[str, object]) -> dict[str, object]:
+    return {name: round(value, 6) if isinstance(value, float) else value for name, value in facts.items()}
+
+
+def answer_facts(answer: Spoken, done: Done) -> dict[str, object]:
+    """The facts of an answer that stand first in its JSON object."""
     timing = done.timing
-    return json.dumps(
-        {
-            "text": answer.text,
-            **({"thought": answer.thought} if answer.thought else {}),
-            "ttft_s": _round_figure(timing.ttft_s),
-            "ttfa_s": _round_figure(timing.ttfa_s),
-            "e2e_s": _round_figure(timing.e2e_s),
-            "audio_s": _round_figure(timing.audio_s),
-            "rtf": _round_figure(timing.rtf),
-            "finish_reason": done.finish_reason,
-            "seed": done.seed,
-            "pipeline": done.pipeline,
-            "failovers": [loss_as_object(failover) for failover in done.failovers],
-            **server_facts(done),
-            "unspoken": done.unspoken,
-            "unspoken_words": done.unspoken_words,
-        },
-        ensure_ascii=False,
-    )
-
-
-def server_facts(done: Done) -> dict[str, object]:
-    """The facts that the server states about every answer, by their keys in the JSON object."""
-    return {"drew": done.drew, "notes": list(done.notes)}
+    names = ("ttft_s", "ttfa_s", "e2e_s", "audio_s", "rtf")
+    thought = {"thought": answer.thought} if answer.thought else {}
+    return {"text": answer.text, **thought, **{name: getattr(timing, name) for name in names}, "finish_reason": done.finish_reason}
 
 
 def cut_note(answer: Spoken, done: Done, option: str) -> Iterator[str]:
@@ -63,72 +55,46 @@ def remarks(done: Done) -> Iterator[str]:
         yield f"not spoken: {unspoken}"
 
 
-def seed_told(done: Done) -> str | None:
-    """The seed in words; None if it is not needed, because every other seed would have given the same answer."""
-    return None if done.drew is False else f"seed {done.seed}"
+def seed_text(done: Done) -> list[str]:
+    """The seed in words; empty if it is not needed, because every other seed would have given the same answer."""
+    return [] if done.drew is False else [f"seed {done.seed}"]
 
 
-def figures(done: Done) -> str:
-    """All figures of an answer, in one line for people."""
+def figures(done: Done, *, is_brief: bool = False) -> str:
+    """The figures of an answer, in one line for people. is_brief: only the few that a conversation shows."""
     timing = done.timing
-    parts = [
-        None if timing.ttft_s is None else f"ttft {timing.ttft_s * 1000:.0f} ms",
-        None if timing.ttfa_s is None else f"ttfa {timing.ttfa_s * 1000:.0f} ms",
-        f"audio {timing.audio_s:.2f} s" if timing.audio_s else "no audio",
-        None if timing.rtf is None else f"rtf {timing.rtf:.2f}",
-        f"play after {timing.prebuffer_s:.2f} s" if timing.prebuffer_s else None,
-        None if timing.starved_s <= CONTINUITY_LIMIT_S else f"gaps {timing.starved_s:.2f} s",
-        f"e2e {timing.e2e_s:.2f} s",
-        f"pipeline {done.pipeline}",
-        seed_told(done),
-    ]
-    return SEPARATOR.join(part for part in parts if part)
-
-
-def brief_figures(done: Done) -> str:
-    """The few figures that a conversation shows, in one line for people."""
-    timing = done.timing
-    parts = [
-        None if timing.ttft_s is None else f"ttft {timing.ttft_s * 1000:.0f} ms",
-        None if timing.ttfa_s is None else f"ttfa {timing.ttfa_s * 1000:.0f} ms",
-        f"audio {timing.audio_s:.1f} s" if timing.audio_s else None,
-        seed_told(done),
-    ]
-    return SEPARATOR.join(part for part in parts if part)
+    parts = [f"{name} {at_s * 1000:.0f} ms" for name, at_s in (("ttft", timing.ttft_s), ("ttfa", timing.ttfa_s)) if at_s is not None]
+    if is_brief:
+        parts += [f"audio {timing.audio_s:.1f} s"] if timing.audio_s else []
+    else:
+        parts.append(f"audio {timing.audio_s:.2f} s" if timing.audio_s else "no audio")
+        parts += [f"rtf {timing.rtf:.2f}"] if timing.rtf is not None else []
+        parts += [f"play after {timing.prebuffer_s:.2f} s"] if timing.prebuffer_s else []
+        parts += [f"gaps {timing.starved_s:.2f} s"] if timing.starved_s > CONTINUITY_LIMIT_S else []
+        parts += [f"e2e {timing.e2e_s:.2f} s", f"pipeline {done.pipeline}"]
+    return SEPARATOR.join([*parts, *seed_text(done)])
 
 
 def tell(*lines: str) -> None:
     """Print lines for people at once: the end of a private stack, which comes next, takes a while."""
     notices = Notices()
     for line in lines:
-        for part in fold_line(line, notices.width if notices.is_terminal else None):
-            notices.say(f"[dim]{escape(part)}[/]")
+        for row in _fold_line(line, notices.width) if notices.is_terminal else [line]:
+            notices.say(f"[dim]{escape(row)}[/]")
 
 
-def fold_line(line: str, columns: int | None) -> Iterator[str]:
-    """Yield the lines into which a line of figures is broken for a terminal. It is broken between figures; a figure that is longer than a
-    line is broken between words. columns: width of the terminal; None: no terminal, so the line stays whole."""
-    row, *parts = line.split(SEPARATOR)
-    for part in parts:
-        if columns is not None and len(row) + len(SEPARATOR) + len(part) >= columns:
-            yield from _break_line(row, columns)
-            row = part
+def _fold_line(line: str, columns: int) -> Iterator[str]:
+    """Yield the rows into which a line of figures is broken for a terminal. It is broken between figures; a figure that is longer than a
+    row is broken between words."""
+    rows = list[str]()
+    for part in line.split(SEPARATOR):
+        if rows and len(rows[-1]) + len(SEPARATOR) + len(part) < columns:
+            rows[-1] += SEPARATOR + part
         else:
-            row += SEPARATOR + part
-    yield from _break_line(row, columns)
-
-
-def _break_line(line: str, columns: int | None) -> Iterator[str]:
-    """Break a line between words so that it fits into the columns."""
-    if columns is None or cell_len(line) < columns:
-        yield line
-        return
-    wrap = Wrap()
-    yield from (wrap.add(line, columns) + wrap.finish(columns)).splitlines()
-
-
-def _round_figure(value: float | None) -> float | None:
-    return None if value is None else round(value, 6)
+            rows.append(part)
+    for row in rows:
+        wrap = Wrap()
+        yield from (wrap.add(row, columns) + wrap.finish(columns)).splitlines() if cell_len(row) >= columns else [row]
 
 
 def sentence(failover: Failover, timing: Timing) -> str:
@@ -140,18 +106,6 @@ def sentence(failover: Failover, timing: Timing) -> str:
 def pause(failover: Failover) -> str:
     """The pause after a loss in words: 35 ms, or 1.24 s."""
     return f"{failover.pause_s * 1000:.0f} ms" if failover.pause_s < 1 else f"{failover.pause_s:.2f} s"
-
-
-def loss_as_object(failover: Failover) -> dict[str, str | float]:
-    """The loss of a server as a JSON object, for scripts."""
-    return {
-        "stage": failover.stage,
-        "lost": failover.lost,
-        "replica": failover.replica,
-        "reason": failover.reason,
-        "at_s": round(failover.at_s, 6),
-        "pause_s": round(failover.pause_s, 6),
-    }
 
 
 def waited_s(failover: Failover, timing: Timing) -> float:

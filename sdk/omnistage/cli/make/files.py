@@ -2,7 +2,8 @@
 
 `OutputFile` appears only when it is whole. First a trial shows whether it can be written; later a draft is written in the same folder, and
 renamed. A file that is a mount point, or stands in a folder that may not be changed, cannot be replaced: the new contents are copied into
-it. `new_name` names a file after a prompt, and `film_size` reads the sides of a film from the head of its file."""
+it. `write_chunks` writes sound, `new_name` names a file after a prompt, and `film_size` reads the sides of a film from the head of its
+file."""
 
 from __future__ import annotations
 
@@ -21,9 +22,16 @@ from types import TracebackType
 from typing import Self
 from unicodedata import category, east_asian_width, normalize
 
+import numpy as np
+
+from omnistage.client.answer import write_sound
 from omnistage.client.errors import RequestError
-from omnistage.client.files import any_of
+from omnistage.client.events import AudioChunk
+from omnistage.client.files import FORMATS, any_of
 from omnistage.models.fetch.own_files import OwnFile
+
+SOUND_KINDS = {ending: form.name for ending, form in FORMATS.items()}
+"""Kinds of files for sound, by their endings."""
 
 _KEPT_BY_FOLDER = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NOT_REPLACED = (*_KEPT_BY_FOLDER, errno.EBUSY, errno.EXDEV)
@@ -52,7 +60,7 @@ class OutputFile:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._draft.remove()
 
-    def write(self, fill: Callable[[Path], None]) -> None:
+    def write(self, fill: Callable[[Path], object]) -> None:
         """Call `fill` with the path of a draft, which it writes, and put the draft in the file's place. Raises RequestError if that
         fails."""
         try:
@@ -64,7 +72,7 @@ class OutputFile:
             copy_path = self._save_elsewhere(fill)
             raise _not_written(self.path, error, f"; it is kept as {copy_path}" if copy_path else "; what was made is lost") from error
 
-    def _save_elsewhere(self, fill: Callable[[Path], None]) -> Path | None:
+    def _save_elsewhere(self, fill: Callable[[Path], object]) -> Path | None:
         """After a failure, let `fill` write among the temporary files, where there may be room, because the result took minutes to make.
         Returns the path; None if that fails too."""
         place = None
@@ -178,6 +186,12 @@ def _not_written(path: Path, error: OSError, suffix: str = "") -> RequestError:
     return RequestError(f"{path} cannot be written: {error.strerror or error}{suffix}", hint=f"Give another place{room}.")
 
 
+def write_chunks(chunks: Sequence[AudioChunk], path: Path, kind: str = "") -> None:
+    """Write the chunks of a sound to a file. kind: the ending that decides the format, such as .wav; empty: that of `path`."""
+    samples = np.concatenate([chunk.samples for chunk in chunks])
+    write_sound(path, samples, chunks[0].sample_rate_hz, chunks[0].encoding, kind)
+
+
 MAX_COLUMNS = 28
 """The most columns of a name without its ending: "wrote " and the name fit on a line of a narrow terminal."""
 
@@ -270,55 +284,28 @@ def _try_lock(claim: int, path: Path) -> bool:
     """Lock the hidden file, and return whether this call has the lock now."""
     try:
         fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        # Another call may have removed the file before it was locked here, and may have made a new one.
+        return os.path.samestat(os.fstat(claim), path.lstat())
+    except (BlockingIOError, FileNotFoundError):
         return False
     except OSError:  # Files cannot be locked here.
         return True
-    return _is_there(claim, path)  # Another call may have removed the file before it was locked here.
 
 
-def _is_there(claim: int, path: Path) -> bool:
-    """Whether the open file is still the one at this path."""
-    try:
-        return os.path.samestat(os.fstat(claim), path.lstat())
-    except OSError:
-        return False
-
-
-MP4 = ((b"moov", 0), (b"trak", 0), (b"mdia", 0), (b"minf", 0), (b"stbl", 0), (b"stsd", 8))
-"""The path to the description of a film: names of boxes, each inside the one before, and how many bytes come before its inner boxes."""
-SIDES_AT = 24
-"""Offset of width and height in a sample entry of a film."""
+MP4_SIDES_AT = 44
+"""Offset of width and height in an MP4 after the name of the box "stsd", which describes a track: the rest of its head, the head of the
+first sample entry, and what comes in that before the sides."""
 
 SEGMENT, TRACKS, TRACK, VIDEO, WIDTH, HEIGHT = 0x18538067, 0x1654AE6B, 0xAE, 0xE0, 0xB0, 0xBA
 
 
 def film_size(data: bytes) -> tuple[int, int] | None:
     """Width and height in pixels of a film whose file begins with these bytes; None if these bytes do not contain them."""
-    return _of_mp4(data) if data[4:8] == b"ftyp" else _of_webm(data)
-
-
-def _of_mp4(data: bytes) -> tuple[int, int] | None:
-    """Width and height in pixels from the beginning of an MP4; None if it does not say."""
-    for name, before in MP4:
-        inner = next((body for its_name, body in _boxes(data) if its_name == name), None)
-        if inner is None:
-            return None
-        data = inner[before:]
-    for _, entry in _boxes(data):
-        sides = entry[SIDES_AT : SIDES_AT + 4]
-        if len(sides) == 4:
-            return int.from_bytes(sides[:2], "big"), int.from_bytes(sides[2:], "big")
-    return None
-
-
-def _boxes(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield name and content of each box of MP4 in these bytes, one after the other."""
-    at = 0
-    # A box begins with 4 bytes of its size, these included, and 4 bytes of its name.
-    while at + 8 <= len(data) and (size := int.from_bytes(data[at : at + 4], "big")) >= 8:
-        yield data[at + 4 : at + 8], data[at + 8 : at + size]
-        at += size
+    if data[4:8] != b"ftyp":
+        return _of_webm(data)
+    at = data.find(b"stsd") + MP4_SIDES_AT
+    sides = data[at : at + 4]
+    return (int.from_bytes(sides[:2], "big"), int.from_bytes(sides[2:], "big")) if at >= MP4_SIDES_AT and len(sides) == 4 else None
 
 
 def _of_webm(data: bytes) -> tuple[int, int] | None:

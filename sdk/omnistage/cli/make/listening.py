@@ -8,14 +8,12 @@ import os
 import queue
 import select
 import sys
-import threading
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 from rich.markup import escape
 from rich.text import Text
 
 from omnistage.cli.console import Notices
-from omnistage.cli.make.orders import HeardOrder
 from omnistage.cli.make.screen import Below
 from omnistage.cli.report import Interruptible
 from omnistage.client.errors import PlayerLostError, RequestError
@@ -23,6 +21,7 @@ from omnistage.client.events import AudioChunk
 from omnistage.client.files import SoundEncoder, channels_of
 from omnistage.client.loudspeaker import find_loudspeaker, is_silenced
 from omnistage.client.player import Player
+from omnistage.client.threads import on_thread
 
 STEP_S = 0.25
 """Seconds between two updates of the line that shows how much is still to be heard."""
@@ -35,6 +34,17 @@ class Listening:
         self._player = player
         self._pipe = pipe
         self._has_sound = False
+
+    @classmethod
+    async def open(cls, files: ExitStack, *, is_piped: bool, is_played: bool) -> Listening:
+        """A Listening that is silenced when `files` ends. Raises the errors of `find_loudspeaker` if the variable names no player that
+        works, and RequestError if the sound would be written on a terminal."""
+        pipe = SoundPipe() if is_piped else None
+        loudspeaker = await asyncio.to_thread(find_loudspeaker) if is_played else None
+        player = None if loudspeaker is None else Player(loudspeaker)
+        if player is not None:
+            files.callback(player.stop)
+        return cls(player, pipe)
 
     @property
     def is_lost(self) -> bool:
@@ -54,21 +64,12 @@ class Listening:
         if self._pipe is not None:
             self._pipe.write(chunk)
 
-    def stop(self) -> None:
-        """Silence the player, at once and for ever."""
-        if self._player is not None:
-            self._player.stop()
-
     async def finish(self, work: Interruptible) -> None:
         """Wait until all sound is in the pipe and the player has played everything; an interrupt silences the player. Raises Interrupted,
         and OSError if the reader of the pipe is gone."""
         if self._pipe is not None:
-            self._pipe.end()
-            await work.unless_interrupted(self._pipe.drain())
-        if self._player is None:
-            return
-        if not self._has_sound:
-            self._player.stop()
+            await work.unless_interrupted(self._pipe.end())
+        if self._player is None or not self._has_sound:
             return
         try:
             await work.unless_interrupted(_show_until_heard(self._player))
@@ -76,16 +77,6 @@ class Listening:
             Notices().tell(f"[yellow]{escape(error.message)}[/]")
         finally:
             self._player.stop()
-
-
-async def listening(order: HeardOrder, files: ExitStack) -> Listening:
-    """Make the Listening for an order; it is silenced when `files` ends. Raises the errors of `find_loudspeaker` if the variable names no
-    player that works, and RequestError if the sound would be written on a terminal."""
-    pipe = SoundPipe() if order.is_sound_piped else None
-    loudspeaker = await asyncio.to_thread(find_loudspeaker) if order.is_to_be_heard else None
-    hearing = Listening(Player(loudspeaker) if loudspeaker is not None else None, pipe)
-    files.callback(hearing.stop)
-    return hearing
 
 
 async def _show_until_heard(player: Player) -> None:
@@ -121,50 +112,28 @@ class SoundPipe:
             )
         self._encoder: SoundEncoder | None = None
         self._waiting = queue.SimpleQueue[bytes | None]()
-        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when all sound is in the pipe, after `end`, or fails with OSError if the reader is gone."""
-        self._loop = asyncio.get_running_loop()
-        threading.Thread(target=self._write_all, name="omnistage-sound-pipe", daemon=True).start()
+        self._writing = on_thread(self._write_all, "omnistage-sound-pipe")
 
     def write(self, chunk: AudioChunk) -> None:
         """Write the next piece. Raises BrokenPipeError, or another OSError, if the reader is gone."""
-        if self._over.done():
-            self._over.result()
+        if self._writing.done():
+            self._writing.result()
         if self._encoder is None:
             self._encoder = SoundEncoder(".wav", chunk.sample_rate_hz, chunk.encoding, channels_of(chunk.samples))
         self._waiting.put(self._encoder.encode(chunk.samples))
 
-    def end(self) -> None:
-        """Note that no more sound comes."""
+    async def end(self) -> None:
+        """Wait until everything has been written to the pipe. Raises OSError if the reader is gone."""
         self._waiting.put(None)
-
-    async def drain(self) -> None:
-        """Wait, after `end`, until everything has been written to the pipe. Raises OSError if the reader is gone."""
-        await self._over
+        await asyncio.wrap_future(self._writing)
 
     def _write_all(self) -> None:
         """The thread's work: write the sound that waits, until `end` or an error."""
         fd = sys.stdout.fileno()
-        error: OSError | None = None
-        try:
-            while (data := self._waiting.get()) is not None:
-                view = memoryview(data)
-                while view:
-                    try:
-                        view = view[os.write(fd, view) :]
-                    except BlockingIOError:  # Another process with this pipe made it non-blocking.
-                        select.select([], [fd], [])
-        except OSError as failure:
-            error = failure
-        with suppress(RuntimeError):  # The loop has ended, so nothing waits for the thread.
-            self._loop.call_soon_threadsafe(self._end, error)
-
-    def _end(self, error: OSError | None) -> None:
-        """Called on the loop when the thread has ended. error: of the pipe; None: everything is written."""
-        if self._over.done():
-            return
-        if error is None:
-            self._over.set_result(None)
-        else:
-            self._over.set_exception(error)
-            self._over.exception()  # Read, so that asyncio does not log it: the next `write` or `drain` raises it.
+        while (data := self._waiting.get()) is not None:
+            view = memoryview(data)
+            while view:
+                try:
+                    view = view[os.write(fd, view) :]
+                except BlockingIOError:  # Another process with this pipe made it non-blocking.
+                    select.select([], [fd], [])

@@ -1,5 +1,5 @@
-"""Orders: the typed arguments of `ask`, `say`, `draw`, `film` and `sound`, with what - stands for: words and media are read from standard
-input before anything is fetched, started or asked."""
+"""Carries out the orders of `ask`, `say`, `draw`, `film` and `sound`: checks one, opens its files, connects, shows and keeps what comes,
+and writes and reports it at the end. Also reads what - stands for: words and media from standard input, before anything is started."""
 
 from __future__ import annotations
 
@@ -8,46 +8,37 @@ import select
 import stat
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Self, TypeVar
 
 from omnistage.cli import interrupt
 from omnistage.cli.console import Notices
+from omnistage.cli.make.listening import Listening
+from omnistage.cli.make.screen import Screen, follow
 from omnistage.cli.report import Interruptible, errors_reported
-from omnistage.cli.targets import Need, Where, target_for
+from omnistage.cli.stack.layout import Layout
+from omnistage.cli.targets import Need, Where, connect_client, target_for
+from omnistage.client.async_omni import AsyncOmni
 from omnistage.client.errors import RequestError
+from omnistage.client.events import Done, Event
 from omnistage.client.media import FIRST_BYTE_LIMIT_S, KINDS
-from omnistage.client.request import MAX_TEXT_CHARACTERS, Options
+from omnistage.client.request import MAX_TEXT_CHARACTERS, Options, time_limit_s
 from omnistage.models.media.terms import MediaLimits
 
 
 class TypedOrder(ABC):
-    """The typed arguments of one command. options: for the call of the client. as_json: print one JSON object. need: the abilities that a
-    stack must have; read it only from the result of `checked`."""
+    """The typed arguments of one command, and its product so far. `carry_out` calls the methods in the order in which they stand here.
 
-    __slots__ = ()
+    out: the file of the product; -: standard output; None: no file was typed. options: for the call of the client. as_json: print one JSON
+    object. play: whether to play sound while it comes; None: only if a person sits at a terminal. hearing: passes the sound on.
+    """
+
+    out: Path | None
     options: Options
     as_json: bool
-
-    @property
-    @abstractmethod
-    def need(self) -> Need: ...
-
-    @abstractmethod
-    def checked(self) -> Self:
-        """The order with its words and media read, also from standard input. Raises RequestError for an impossible order, before anything
-        is fetched, started or asked."""
-
-
-class HeardOrder(TypedOrder):
-    """An order whose result is sound. out: the file of the sound; -: standard output; None: no file. play: whether to play it while it
-    comes; None: only if a person sits at a terminal."""
-
-    __slots__ = ()
-    out: Path | None
-    play: bool | None
+    play: bool | None = False
+    hearing: Listening
 
     @property
     def is_sound_piped(self) -> bool:
@@ -62,24 +53,75 @@ class HeardOrder(TypedOrder):
         # Unless outputs are named, sound may come.
         return self.out is None and not self.as_json and sys.stderr.isatty() and "audio" in self.options.get("outputs", ("audio",))
 
+    @abstractmethod
+    def check(self) -> None:
+        """Read the words and the media, also from standard input. Raises RequestError for an impossible order, before anything is fetched,
+        started or asked."""
 
-T = TypeVar("T", bound=TypedOrder)
+    @property
+    @abstractmethod
+    def need(self) -> Need:
+        """The abilities that a stack must have; called after `check`."""
+
+    @abstractmethod
+    def inability(self, layout: Layout) -> RequestError:
+        """The error for a stack that lacks the first stage of `need`."""
+
+    @abstractmethod
+    def open_files(self, files: ExitStack) -> None:
+        """Open the files of the product until `files` ends. Raises RequestError."""
+
+    @abstractmethod
+    def ask(self, omni: AsyncOmni, options: Options) -> AsyncGenerator[Event, None]:
+        """Ask for the product; returns its events. options: those of this order, with the pipeline."""
+
+    @property
+    @abstractmethod
+    def screen(self) -> Screen:
+        """A new screen that shows the product while it comes."""
+
+    @asynccontextmanager
+    async def refusals(self, omni: AsyncOmni, pipeline: str) -> AsyncIterator[None]:
+        """A context that rewords refusals, or gives them a hint. pipeline: the one that is asked; empty: the router chooses."""
+        yield
+
+    @abstractmethod
+    def take(self, event: Event) -> None:
+        """Keep what has come. Called with every event but the last one."""
+
+    @abstractmethod
+    def finish(self, done: Done) -> None:
+        """Write the files, and print the figures for people or the JSON object. done: the last event."""
 
 
 def carry_out(
-    order: T,
-    make: Callable[[Interruptible, T, Where, bool], Awaitable[None]],
-    address: str | None,
-    pipeline: str,
-    api_key: str | None,
-    verbose: bool,
-    devices: Mapping[str, str] | None = None,
+    order: TypedOrder, address: str | None, pipeline: str, api_key: str | None, verbose: bool, devices: Mapping[str, str] | None = None
 ) -> None:
-    """Check an order, and run `make`, which carries it out, until it is done or interrupted. The other arguments: as in `target_for`."""
+    """Check an order, and make its product, until it is done or interrupted. The other arguments: as in `target_for`."""
     with errors_reported(verbose):
-        complete = order.checked()
-        target = target_for(complete.need, address, pipeline, api_key, devices=devices, is_quiet=complete.as_json)
-        Interruptible().run(lambda work: make(work, complete, target, verbose))
+        order.check()
+        target = target_for(order.need, address, pipeline, api_key, devices=devices, is_quiet=order.as_json)
+        Interruptible().run(lambda work: _make(work, order, target, verbose))
+
+
+async def _make(work: Interruptible, order: TypedOrder, target: Where, verbose: bool) -> None:
+    """Make the product of a checked order; a private stack ends after that. Text, the JSON object or a piped sound goes to stdout and
+    everything else to stderr."""
+    if isinstance(target.at, Layout) and order.need.kind not in target.at.kinds:
+        raise order.inability(target.at)
+    with ExitStack() as files:
+        # Opened before anything is started or asked: a product that cannot be kept would be lost.
+        order.hearing = await Listening.open(files, is_piped=order.is_sound_piped, is_played=order.is_to_be_heard)
+        order.open_files(files)
+        async with connect_client(target, time_limit_s(order.options), verbose, is_quiet=order.as_json) as omni:
+            events, screen = order.ask(omni, target.options(order.options)), order.screen
+            async with order.refusals(omni, target.pipeline):
+                done = await follow(events, screen, order.take)
+            work.complete()
+            order.finish(done)
+            await order.hearing.finish(work)
+            if screen.failure is not None:
+                raise screen.failure
 
 
 MAX_TEXT_BYTES = 4 * MAX_TEXT_CHARACTERS
@@ -89,37 +131,26 @@ MAX_TEXT_BYTES = 4 * MAX_TEXT_CHARACTERS
 def words(argument: str, example: str = "What is a kite?") -> str:
     """The text of a command; - stands for standard input, which is read to its end. example: a text to type, for the error. Raises
     RequestError if the text is empty, not UTF-8, or too long."""
-    data = _read_words() if argument == "-" else argument.encode(errors="surrogateescape")
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise RequestError(
-            f"the text is not UTF-8: byte {error.start} is {data[error.start]:#04x}", hint="Convert it first: iconv -t UTF-8."
-        ) from None
-    if len(text) > MAX_TEXT_CHARACTERS:
-        raise _too_long()
+    if argument == STDIN and sys.stdin is None:
+        raise RequestError("- reads standard input, and there is none", hint="Give the words themselves, or a file: < words.txt")
+    data = sys.stdin.buffer.read(MAX_TEXT_BYTES + 1) if argument == STDIN else argument.encode(errors="surrogateescape")
+    if len(data) > MAX_TEXT_BYTES or len(text := _decode(data)) > MAX_TEXT_CHARACTERS:
+        raise RequestError(f"the text is longer than {MAX_TEXT_CHARACTERS} characters", hint="Give less of it.")
     if not text.strip():
         raise RequestError("the text is empty", hint=f'Give the words, such as "{example}", or - for those of standard input.')
     return text
 
 
-def _read_words() -> bytes:
-    """All bytes of standard input. Raises RequestError if there is none, or too much."""
-    if sys.stdin is None:
-        raise RequestError("- reads standard input, and there is none", hint="Give the words themselves, or a file: < words.txt")
-    data = sys.stdin.buffer.read(MAX_TEXT_BYTES + 1)
-    if len(data) > MAX_TEXT_BYTES:
-        raise _too_long()
-    return data
-
-
-def _too_long() -> RequestError:
-    return RequestError(f"the text is longer than {MAX_TEXT_CHARACTERS} characters", hint="Give less of it.")
+def _decode(data: bytes) -> str:
+    """The text of these bytes. Raises RequestError if they are not UTF-8."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        fault = f"the text is not UTF-8: byte {error.start} is {data[error.start]:#04x}"
+        raise RequestError(fault, hint="Convert it first: iconv -t UTF-8.") from None
 
 
 STDIN = "-"
-
-PIECE_BYTES = 1 << 20
 
 EXAMPLES = {
     "image": "omnistage ask --image - < cat.png",
@@ -137,12 +168,11 @@ def medium(kind: str) -> bytes:
     option, medium_name = f"--{kind} {STDIN}", KINDS[kind]
     if sys.stdin is None or sys.stdin.isatty():
         raise RequestError(f"{option} reads standard input, and nothing is there to read", hint=f"Give a file or a pipe: {EXAMPLES[kind]}")
-    file = sys.stdin.fileno()
-    if not (sys.stderr.isatty() and stat.S_ISFIFO(os.fstat(file).st_mode)):
-        return _read_medium(file, kind)
+    if not (sys.stderr.isatty() and stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode)):
+        return _read_medium(kind)
     with interrupt.first_one_kept() as interrupts:
         Notices().tell(f"[dim]reading a {medium_name} from standard input; Ctrl-C ends a recording[/]")
-        data = _read_medium(file, kind)
+        data = _read_medium(kind)
     if interrupts and not data:
         raise KeyboardInterrupt
     if interrupts:
@@ -150,27 +180,16 @@ def medium(kind: str) -> bytes:
     return data
 
 
-def _read_medium(file: int, kind: str) -> bytes:
-    """The bytes of a medium, read to the end of the file. Raises RequestError."""
-    _await_first_byte(file, f"--{kind} {STDIN}")
-    max_bytes, _ = MediaLimits().of(kind)
-    pieces, size = list[bytes](), 0
-    while size <= max_bytes:
-        piece = os.read(file, PIECE_BYTES)
-        if not piece:
-            return b"".join(pieces)
-        pieces.append(piece)
-        size += len(piece)
-    text = f"--{kind} {STDIN}: this is more than {max_bytes >> 20} MiB, the most that a {KINDS[kind]} may have"
-    raise RequestError(text, hint="Give a shorter or smaller one.")
-
-
-def _await_first_byte(file: int, option: str) -> None:
-    """Wait until a byte, or the end of the file, can be read. Raises RequestError if neither comes in time."""
+def _read_medium(kind: str) -> bytes:
+    """The bytes of a medium, read to the end of standard input. Raises RequestError."""
+    option, (max_bytes, _) = f"--{kind} {STDIN}", MediaLimits().of(kind)
     waiting = select.poll()
-    with suppress(PermissionError):  # The system cannot wait for a file of this kind.
-        waiting.register(file, select.POLLIN)
+    waiting.register(sys.stdin.fileno(), select.POLLIN)
     if not waiting.poll(FIRST_BYTE_LIMIT_S * 1000):
-        raise RequestError(
-            f"{option}: for {FIRST_BYTE_LIMIT_S:g} s nothing came through standard input", hint="Look at what is before the pipe."
-        )
+        fault = f"for {FIRST_BYTE_LIMIT_S:g} s nothing came through standard input"
+        raise RequestError(f"{option}: {fault}", hint="Look at what is before the pipe.")
+    data = sys.stdin.buffer.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        fault = f"this is more than {max_bytes >> 20} MiB, the most that a {KINDS[kind]} may have"
+        raise RequestError(f"{option}: {fault}", hint="Give a shorter or smaller one.")
+    return data

@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Self, TextIO
@@ -109,6 +109,24 @@ def _limit(columns: int) -> int:
     return max(columns - 1, 2)
 
 
+class Unbroken:
+    """Leaves a text as it is, for a pipe or a file; used like Wrap."""
+
+    unfinished = ""
+
+    def __init__(self) -> None:
+        self._has_text = False
+
+    def add(self, text: str, columns: int) -> str:
+        """Take the next piece of the text. Returns the text to write."""
+        self._has_text = self._has_text or bool(text)
+        return text
+
+    def finish(self, columns: int) -> str:
+        """End the text. Returns the end of its last line, if there is a text."""
+        return "\n" * self._has_text
+
+
 ERASE_BELOW = "\x1b[J"
 DOWN = "\x1bD"
 """One row down; scrolls at the last one, and keeps the column."""
@@ -126,10 +144,11 @@ MIN_ROWS, MIN_COLUMNS = 3, 8
 
 @dataclass(slots=True)
 class Spoken:
-    """An answer so far. thought: the model's thoughts before the answer. tokens: number of tokens of text and thoughts. audio_s: seconds of
-    sound. pictures: number of finished pictures, if the prompt was drawn. sounds: filled only if a sound file is wanted. words: filled only
-    if captions are wanted."""
+    """An answer so far. keeps_sound: collect the chunks of sound in `sounds`. thought: the model's thoughts before the answer. tokens:
+    number of tokens of text and thoughts. audio_s: seconds of sound. pictures: number of finished pictures, if the prompt was drawn. words:
+    filled only if captions are wanted."""
 
+    keeps_sound: bool = False
     text: str = ""
     thought: str = ""
     tokens: int = 0
@@ -138,10 +157,32 @@ class Spoken:
     sounds: list[AudioChunk] = field(default_factory=list)
     words: list[SpokenWord] = field(default_factory=list)
 
+    def take(self, event: Event) -> None:
+        """Add what has come."""
+        match event:
+            case TextDelta():
+                self.text += event.text
+                self.tokens += len(event.token_ids)
+            case ThoughtDelta():
+                self.thought += event.text
+                self.tokens += len(event.token_ids)
+            case AudioChunk():
+                self.audio_s += event.duration_s
+                if self.keeps_sound:
+                    self.sounds.append(event)
+            case Alignment():
+                self.words += event.words
+            case Picture():
+                self.pictures += event.preview_step is None  # A preview does not count.
+
 
 class Screen:
-    """The base of all screens; a screen shows an answer inside its `with` block. This one shows nothing, for --json. `show` is called when
-    text or sound has come. answer: all that has come so far. new_text: the new part of its text."""
+    """The base of all screens; a screen shows a product inside its `with` block. This one shows nothing, for --json.
+
+    failure: the error of the terminal or pipe after which nothing more was shown, and which is raised at the end; None: there is none.
+    """
+
+    failure: OSError | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -149,15 +190,8 @@ class Screen:
     def __exit__(self, *error: object) -> None:
         return None
 
-    def show(self, answer: Spoken, new_text: str) -> None:
-        return None
-
-    def think(self, answer: Spoken, new_text: str) -> bool:
-        """Called when new text of the model's thoughts has come. Returns whether it is shown."""
-        return False
-
-    def wait(self, waited_s: float) -> None:
-        """Called repeatedly while nothing has come yet. waited_s: seconds since the question."""
+    def show(self, event: Event) -> None:
+        """Show what has come, such as text, sound or a step of a drawing. Called with every event but the last one."""
 
 
 class Plain(Screen):
@@ -165,69 +199,72 @@ class Plain(Screen):
 
     def __init__(self, text: TextIO | None = None) -> None:
         self._text = text or sys.stdout
-        self._has_written = False
+        self._wrap = Unbroken()
 
     def __exit__(self, *error: object) -> None:
-        if self._has_written:
-            _write(self._text, "\n")
+        _write(self._text, self._wrap.finish(0))
 
-    def show(self, answer: Spoken, new_text: str) -> None:
-        if new_text:
-            self._has_written = True
-            _write(self._text, new_text)
-
-
-class Silent(Plain):
-    """Prints text to stdout, which is a file; on the terminal it shows only the line about the sound."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._below = Below(sys.stderr)
-
-    def __enter__(self) -> Self:
-        self._below.draw("", speaking_line(Spoken()))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._below.erase()
-        super().__exit__(*error)
-
-    def show(self, answer: Spoken, new_text: str) -> None:
-        super().show(answer, new_text)
-        self._below.erase()
-        self._below.draw("", speaking_line(answer))
-
-    def wait(self, waited_s: float) -> None:
-        self._below.erase()
-        self._below.draw("", waiting_line(waited_s))
+    def show(self, event: Event) -> None:
+        if isinstance(event, TextDelta):
+            _write(self._text, self._wrap.add(event.text, 0))
 
 
 class Live(Screen):
-    """Shows the growing text on a terminal, broken into lines between words; a line below it shows how much sound has come. text: the
-    stream to print to; by default stdout."""
+    """Shows the growing text, and below it on the terminal a line about the sound. On a terminal the text is broken into lines, and
+    thoughts stand above it; a file gets the text alone. text: the stream to print to; by default stdout."""
 
     def __init__(self, text: TextIO | None = None) -> None:
         self._text = text or sys.stdout
-        self._below = Below(sys.stderr)
-        self._wrap = Wrap()
+        self._is_terminal = self._text.isatty()
+        self._wrap = Wrap() if self._is_terminal else Unbroken()
         self._thought: Wrap | None = None
+        self._below = Below(sys.stderr)
+        self._audio_s = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._begin_s = self._loop.time()
+        self._turning: asyncio.TimerHandle
 
     def __enter__(self) -> Self:
-        self._below.draw("", speaking_line(Spoken()))
+        self._below.draw("", waiting_line(0.0))
+        self._turning = self._loop.call_later(1 / TURNS_PER_S, self._turn)
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._turning.cancel()
         self._below.erase()
         self._end_thought()
         _write(self._text, self._wrap.finish(self._below.columns))
 
-    def think(self, answer: Spoken, new_text: str) -> bool:
-        """Show thoughts dim and above the answer. They go to stderr, because only the answer goes to stdout."""
+    def show(self, event: Event) -> None:
+        match event:
+            case TextDelta():
+                self._show_answer(event.text)
+            case AudioChunk():
+                self._audio_s += event.duration_s
+                self._show_answer("")
+            case ThoughtDelta() if self._is_terminal:
+                self._show_thought(event.text)
+
+    def _show_answer(self, new_text: str) -> None:
+        """Write the next piece of the answer, and draw the line about its sound."""
+        self._turning.cancel()
+        self._below.erase()
+        self._end_thought()
+        _write(self._text, self._wrap.add(new_text, self._below.columns))
+        self._below.draw(self._wrap.unfinished, self._line)
+
+    def _show_thought(self, new_text: str) -> None:
+        """Write the next piece of the thoughts, dim. They go to stderr, because only the answer goes to stdout."""
+        self._turning.cancel()
         self._thought = self._thought or Wrap()
         self._below.erase()
         self._below.write_dim(self._thought.add(new_text, self._below.columns))
-        self._below.draw(f"{DIM}{self._thought.unfinished}{PLAIN}", speaking_line(answer))
-        return True
+        self._below.draw(f"{DIM}{self._thought.unfinished}{PLAIN}", self._line)
+
+    @property
+    def _line(self) -> Text:
+        """The line about the sound."""
+        return speaking_line(self._audio_s) if self._audio_s else waiting_line(0.0)
 
     def _end_thought(self) -> None:
         """Finish the lines of the thoughts, if there are any."""
@@ -235,26 +272,19 @@ class Live(Screen):
             self._below.write_dim(self._thought.finish(self._below.columns))
             self._thought = None
 
-    def show(self, answer: Spoken, new_text: str) -> None:
-        self._below.erase()
-        self._end_thought()
-        _write(self._text, self._wrap.add(new_text, self._below.columns))
-        self._below.draw(self._wrap.unfinished, speaking_line(answer))
-
-    def wait(self, waited_s: float) -> None:
-        self._below.erase()
-        self._below.draw("", waiting_line(waited_s))
+    def _turn(self) -> None:
+        """Draw the waiting line again and again, until the first text or sound comes."""
+        with suppress(OSError):  # The reader is gone; the next piece of the answer raises the error.
+            self._below.erase()
+            self._below.draw("", waiting_line(self._loop.time() - self._begin_s))
+            self._turning = self._loop.call_later(1 / TURNS_PER_S, self._turn)
 
 
 class Keeping(Screen):
-    """Wraps the screen of an answer that is also written to a file, so that the answer goes on if the screen's terminal or pipe fails.
-
-    failure: its error; None: the screen still works.
-    """
+    """Wraps the screen of an answer that is also written to a file, so that the answer goes on if the screen's terminal or pipe fails."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
-        self.failure: OSError | None = None
 
     def __enter__(self) -> Self:
         self._try(self._screen.__enter__)
@@ -263,16 +293,8 @@ class Keeping(Screen):
     def __exit__(self, *error: object) -> None:
         self._try(lambda: self._screen.__exit__(*error))
 
-    def show(self, answer: Spoken, new_text: str) -> None:
-        self._try(lambda: self._screen.show(answer, new_text))
-
-    def think(self, answer: Spoken, new_text: str) -> bool:
-        shown = list[bool]()  # It stays empty if the screen does not work any more.
-        self._try(lambda: shown.append(self._screen.think(answer, new_text)))
-        return any(shown)
-
-    def wait(self, waited_s: float) -> None:
-        self._try(lambda: self._screen.wait(waited_s))
+    def show(self, event: Event) -> None:
+        self._try(lambda: self._screen.show(event))
 
     def _try(self, step: Callable[[], object]) -> None:
         """Run one step of the screen, and keep its error in `failure`; after an error run nothing."""
@@ -312,17 +334,17 @@ class Below:
         with self._console.capture() as capture:
             self._console.print(line, end="", soft_wrap=True)
         # DOWN and UP first make room below, by scrolling if needed, because a saved position of the cursor does not scroll along.
-        _draw(self._terminal, f"{DOWN}{UP}{SAVE}{word}\r{DOWN}{capture.get()}{RESTORE}")
+        write_raw(self._terminal, f"{DOWN}{UP}{SAVE}{word}\r{DOWN}{capture.get()}{RESTORE}")
 
     def write_dim(self, text: str) -> None:
         """Write dim text, which `erase` does not erase. text: as `Wrap` returned it."""
         if text:
-            _draw(self._terminal, f"{DIM}{text}{PLAIN}")
+            write_raw(self._terminal, f"{DIM}{text}{PLAIN}")
 
     def erase(self) -> None:
         """Erase the word and the line."""
         if self.is_in_foreground():
-            _draw(self._terminal, ERASE_BELOW)
+            write_raw(self._terminal, ERASE_BELOW)
 
     def _size(self) -> os.terminal_size:
         return os.get_terminal_size(self._terminal.fileno())
@@ -335,12 +357,10 @@ class Below:
             return True
 
 
-def speaking_line(answer: Spoken) -> Text:
+def speaking_line(audio_s: float) -> Text:
     """The line about the sound: how many seconds have come, and musical notes, four for each second, but at most twelve."""
-    if not answer.audio_s:
-        return waiting_line(0.0)
-    notes = "".join("▂▄▆█▆▄"[i % 6] for i in range(int(answer.audio_s * 4)))[-12:]
-    return Text.assemble(("speaking ", "dim"), (f"{answer.audio_s:.1f} s ", "dim"), (notes, "cyan"))
+    notes = "".join("▂▄▆█▆▄"[i % 6] for i in range(int(audio_s * 4)))[-12:]
+    return Text.assemble(("speaking ", "dim"), (f"{audio_s:.1f} s ", "dim"), (notes, "cyan"))
 
 
 def waiting_line(waited_s: float) -> Text:
@@ -363,16 +383,12 @@ def screen_for(as_json: bool, is_sound_piped: bool = False) -> Screen:
     if sys.stdout.isatty():
         return Live() if os.ttyname(sys.stdout.fileno()) == os.ttyname(sys.stderr.fileno()) else Plain()
     # Beside a pipe nothing is drawn, because the program that reads it may itself write to this terminal.
-    return Silent() if _is_file(sys.stdout) else Plain()
+    mode = os.fstat(sys.stdout.fileno()).st_mode
+    is_file = stat.S_ISREG(mode) or stat.S_ISCHR(mode)  # A device that is no terminal: /dev/null.
+    return Live() if is_file else Plain()
 
 
-def _is_file(stream: TextIO) -> bool:
-    """Whether a stream goes to a file, or to a device that is no terminal."""
-    mode = os.fstat(stream.fileno()).st_mode
-    return stat.S_ISREG(mode) or stat.S_ISCHR(mode)  # a device that is no terminal: /dev/null
-
-
-def _draw(terminal: TextIO, text: str) -> None:
+def write_raw(terminal: TextIO, text: str) -> None:
     """Write text with control sequences, which the terminal is to obey. Texts of models and users in it have gone through `Wrap` or a
     Console."""
     _write(stream_below(terminal), text)
@@ -384,53 +400,14 @@ def _write(stream: TextIO, text: str) -> None:
         stream.flush()
 
 
-async def follow(
-    events: AsyncGenerator[Event, None], screen: Screen, keep_sound: bool, ears: Sequence[Callable[[AudioChunk], object]] = ()
-) -> tuple[Spoken, Done]:
-    """Show an answer while it comes; returns the answer and its last event, `Done`. keep_sound: keep the chunks of sound in the answer.
-    ears: functions that are called with each chunk of sound; they must not wait. Raises ProtocolError if `Done` does not come."""
-    answer = Spoken()
+async def follow(events: AsyncGenerator[Event, None], screen: Screen, take: Callable[[Event], None]) -> Done:
+    """Show what comes; returns the last event, `Done`. take: called with every other event before it is shown; it must not wait. Raises
+    ProtocolError if `Done` does not come."""
     async with aclosing(events):
         with screen:
-            turning = asyncio.create_task(_turn(screen))
-            try:
-                async for event in events:
-                    match event:
-                        case TextDelta():
-                            turning.cancel()
-                            answer.text += event.text
-                            answer.tokens += len(event.token_ids)
-                            screen.show(answer, event.text)
-                        case ThoughtDelta():
-                            answer.thought += event.text
-                            answer.tokens += len(event.token_ids)
-                            if screen.think(answer, event.text):
-                                turning.cancel()
-                        case AudioChunk():
-                            turning.cancel()
-                            answer.audio_s += event.duration_s
-                            if keep_sound:
-                                answer.sounds.append(event)
-                            for ear in ears:
-                                ear(event)
-                            screen.show(answer, "")
-                        case Alignment():
-                            answer.words += event.words
-                        case Picture():
-                            answer.pictures += event.preview_step is None  # A preview does not count.
-                        case Done():
-                            return answer, event
-            finally:
-                turning.cancel()
-                await asyncio.wait({turning})
+            async for event in events:
+                if isinstance(event, Done):
+                    return event
+                take(event)
+                screen.show(event)
     raise ProtocolError("the stream ended without its account")
-
-
-async def _turn(screen: Screen) -> None:
-    """Update the waiting line for ever; the caller cancels this when the first text or sound comes."""
-    clock = asyncio.get_running_loop().time
-    begin_s = clock()
-    with suppress(OSError):  # The reader is gone; the next piece of the answer raises the error.
-        while True:
-            await asyncio.sleep(1 / TURNS_PER_S)
-            screen.wait(clock() - begin_s)

@@ -1,34 +1,30 @@
-"""Carries out one spoken answer: asks for it, shows it while it comes, writes its files, and prints its figures. Captions have a few of
-its words at a time, with the times at which they are spoken."""
+"""The order of one spoken answer: asks for it, collects it, writes its files, and prints its figures. Captions have a few of its words at a
+time, with the times at which they are spoken."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-import numpy as np
-
-from omnistage.cli.make.figures import as_json, cut_note, figures, remarks, sentence, tell
-from omnistage.cli.make.files import OutputFile
-from omnistage.cli.make.listening import Listening, listening
-from omnistage.cli.make.orders import MAX_TEXT_BYTES, HeardOrder, words
-from omnistage.cli.make.screen import Keeping, Spoken, follow, screen_for
+from omnistage.cli.make.figures import answer_facts, cut_note, figures, print_object, remarks, sentence, tell
+from omnistage.cli.make.files import SOUND_KINDS, OutputFile, write_chunks
+from omnistage.cli.make.orders import MAX_TEXT_BYTES, TypedOrder, words
+from omnistage.cli.make.screen import Keeping, Screen, Spoken, screen_for
 from omnistage.cli.options import Attached
-from omnistage.cli.report import Interruptible
 from omnistage.cli.stack.layout import Layout
-from omnistage.cli.targets import Need, Where, connect_client
+from omnistage.cli.targets import Need
 from omnistage.cli.timeline import draw
 from omnistage.cli.wording import SHELL
-from omnistage.client.answer import write_sound
 from omnistage.client.async_omni import AsyncOmni
 from omnistage.client.conversation import Conversation
 from omnistage.client.errors import BadRequestError, NotSpokenError, OmniError, RequestError
-from omnistage.client.events import Done, SpokenWord
-from omnistage.client.files import FORMATS, format_of
+from omnistage.client.events import AudioChunk, Done, Event, SpokenWord
+from omnistage.client.files import format_of
 from omnistage.client.media import Medium
-from omnistage.client.request import Options, for_conversation, time_limit_s
+from omnistage.client.request import Options, for_conversation
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 """Endings of the files that `omnistage draw` writes."""
@@ -47,11 +43,12 @@ OTHERS = " One of films is for `omnistage film`, one of sound for `omnistage sou
 """Added to the hint about pictures if only the checkpoint of a pipeline says what it makes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Question(HeardOrder):
-    """A question, or a text to speak. text: its words; - (standard input) until `checked` reads it. verbatim: speak the text instead of
+@dataclass
+class Question(TypedOrder):
+    """A question, or a text to speak. text: its words; - (standard input) until `check` reads it. verbatim: speak the text instead of
     answering. timeline, captions: files to write. system: the instructions before the conversation. attached: media that come before the
-    text. parts: the same media, once `checked` has read them. schema: a file with a JSON schema, which `checked` reads."""
+    text. schema: a file with a JSON schema. parts: the same media, once `check` has read them. files: the opened files, by their options.
+    answer: what has come."""
 
     text: str
     verbatim: bool
@@ -61,15 +58,12 @@ class Question(HeardOrder):
     options: Options
     system: str | None = None
     attached: Sequence[Attached] = ()
-    parts: Sequence[Medium] = ()
     schema: Path | None = None
     captions: Path | None = None
     play: bool | None = None
-
-    @property
-    def need(self) -> Need:
-        inputs = ["text", *dict.fromkeys(one.kind for one in self.attached)]
-        return Need(inputs, self.options.get("outputs", ["audio"] if self.verbatim else ()), "thinker")
+    parts: Sequence[Medium] = ()
+    files: dict[str, OutputFile] = field(default_factory=dict)
+    answer: Spoken = field(default_factory=Spoken)
 
     @property
     def conversation(self) -> Conversation:
@@ -78,17 +72,123 @@ class Question(HeardOrder):
         turn = {"role": "user", "content": [*self.parts, *text]}
         return [turn] if self.system is None else [{"role": "system", "content": self.system}, turn]
 
-    def checked(self) -> Question:
+    def check(self) -> None:
         with ExitStack() as tried:
-            _open_files(self, tried)
+            self.open_files(tried)
         if self.out is not None and not self.is_sound_piped:
             format_of(self.out).check(self.options.get("sample_rate_hz", 0), self.options.get("encoding", "pcm16"))
-        options = self.options if self.schema is None else Options(**self.options, json_schema=_read_schema(self.schema))
-        text = words(self.text) if self.text or not self.attached else ""  # Media need no words.
-        question = replace(self, text=text, parts=[one.read() for one in self.attached], options=options, schema=None)
+        if self.schema is not None:
+            self.options["json_schema"] = _read_schema(self.schema)
+        if self.text or not self.attached:  # Media need no words.
+            self.text = words(self.text)
+        self.parts = [one.read() for one in self.attached]
         if not self.verbatim:
-            for_conversation(question.conversation, options).complete()
-        return question
+            for_conversation(self.conversation, self.options).complete()
+
+    @property
+    def need(self) -> Need:
+        inputs = ["text", *dict.fromkeys(one.kind for one in self.attached)]
+        return Need(inputs, self.options.get("outputs", ["audio"] if self.verbatim else ()), "thinker")
+
+    def inability(self, layout: Layout) -> RequestError:
+        only_draws = layout.only_draws and not self.verbatim
+        hint = DRAW["image"] + OTHERS if only_draws else "Give another --pipeline, or none for the default."
+        return RequestError(f"{layout.names} does not {'speak a text' if self.verbatim else 'answer'}", hint=hint)
+
+    def open_files(self, files: ExitStack) -> None:
+        if self.out is not None and self.out.suffix.lower() in PICTURES and not self.verbatim:
+            raise RequestError(f"--out {self.out}: ask writes sound", hint=f"A picture: `omnistage draw PROMPT --out {self.out}`.")
+        places = {
+            "--out": (None if self.is_sound_piped else self.out, SOUND_KINDS),
+            "--timeline": (self.timeline, {".png": "PNG"}),
+            "--captions": (self.captions, CAPTION_KINDS),
+        }
+        for option, (path, kinds) in places.items():
+            if path is not None:
+                self.files[option] = files.enter_context(OutputFile(path, option, kinds))
+        self.answer.keeps_sound = "--out" in self.files
+
+    def ask(self, omni: AsyncOmni, options: Options) -> AsyncGenerator[Event, None]:
+        return omni.stream_say(self.text, **options) if self.verbatim else omni.stream_chat(self.conversation, **options)
+
+    @property
+    def screen(self) -> Screen:
+        screen = screen_for(self.as_json, self.is_sound_piped)
+        return Keeping(screen) if self.files else screen
+
+    @asynccontextmanager
+    async def refusals(self, omni: AsyncOmni, pipeline: str) -> AsyncIterator[None]:
+        try:
+            yield
+        except RequestError as error:
+            refusal = self._outputs_refusal(error) or error
+            if not self.verbatim and (output := await _drawn_output(omni, pipeline)):
+                refusal.hint = DRAW[output]
+            if refusal is error:
+                raise
+            raise refusal from error
+
+    def _outputs_refusal(self, error: RequestError) -> RequestError | None:
+        """A refusal of outputs in other words: it names the option that asked for them (--out or --text-only, or --captions for the
+        alignment) in place of the protos' names. None for any other refusal."""
+        if not isinstance(error, BadRequestError) or [violation.field for violation in error.fields] != ["outputs"]:
+            return None
+        text = SHELL.message(error.message.partition(": ")[2])  # Before it stands the name of the field.
+        if not self.options.get("outputs"):
+            return RequestError(text)
+        option, hint = "--out", "Leave --out out for the text alone."
+        if self.out is None and self.captions is None:
+            option, hint = "--text-only", "Leave --text-only out."
+        elif self.captions is not None and "'alignment'" in error.message:
+            option, hint = "--captions", "Leave --captions out, or ask a pipeline that gives alignment: `omnistage pipelines`."
+        return RequestError(f"{option}: {text}", hint=hint)
+
+    def take(self, event: Event) -> None:
+        self.answer.take(event)
+        if isinstance(event, AudioChunk):
+            self.hearing.write(event)
+
+    def finish(self, done: Done) -> None:
+        try:
+            # Files first: if the reader of the printed lines is gone, printing raises.
+            self._write_files(done)
+        finally:
+            if not self.as_json:
+                tell(*self._remarks(done))
+        if self.as_json:
+            print_object(answer_facts(self.answer, done), done, {"unspoken": done.unspoken, "unspoken_words": done.unspoken_words})
+        elif self.files:
+            tell(f"wrote {', '.join(str(file.path) for file in self.files.values())}")
+        if self.is_sound_piped and not self.answer.audio_s:
+            raise NotSpokenError(f"nothing of the answer could be spoken by {done.pipeline}: there is no sound")
+
+    def _write_files(self, done: Done) -> None:
+        """Write the files that were typed. Raises NotSpokenError if there is no sound, or no word, to write."""
+        answer = self.answer
+        sound, timeline, captions_file = (self.files.get(option) for option in ("--out", "--timeline", "--captions"))
+        if sound is not None and answer.sounds:
+            sound.write(partial(write_chunks, answer.sounds, kind=sound.path.suffix))
+        if timeline is not None:
+            timeline.write(lambda path: draw(path, done, answer.text or self.text))
+        if captions_file is not None and answer.words:
+            captions_file.write(partial(write_captions, answer.words, kind=captions_file.path.suffix.lower()))
+        for file, content in ((sound, answer.sounds), (captions_file, answer.words)):
+            if file is not None and not content:
+                raise NotSpokenError(f"nothing of the answer could be spoken by {done.pipeline}: {file.path} was not written")
+
+    def _remarks(self, done: Done) -> Iterator[str]:
+        """Yields lines for people about the answer: lost servers, why a part is missing, and figures."""
+        for failover in done.failovers:
+            yield sentence(failover, done.timing)
+        if not self.verbatim:
+            yield from cut_note(self.answer, done, "--max-tokens")
+        if count := self.answer.pictures:
+            pictures = "a picture" if count == 1 else f"{count} pictures"
+            yield f"{done.pipeline} drew {pictures} of this; omnistage draw PROMPT --out F.png keeps what it draws"
+        yield figures(done)
+        yield from remarks(done)
+        if self.hearing.lacks_loudspeaker and self.is_to_be_heard:
+            yield "no loudspeaker here; --out F.wav keeps the sound"
 
 
 def _read_schema(path: Path) -> str:
@@ -105,64 +205,6 @@ def _read_schema(path: Path) -> str:
         raise RequestError(f"--json-schema {path}: this is no text in UTF-8, as a JSON schema is") from None
 
 
-async def speak(work: Interruptible, question: Question, target: Where, verbose: bool) -> None:
-    """Ask a question, show the answer while it comes, write the files, print the figures; a private stack ends after that.
-
-    Text, or the JSON object, goes to stdout and everything else to stderr.
-    """
-    if isinstance(target.at, Layout) and "thinker" not in target.at.kinds:
-        draws = "diffusion" in target.at.kinds and not question.verbatim
-        hint = DRAW["image"] + OTHERS if draws else "Give another --pipeline, or none for the default."
-        raise RequestError(f"{target.at.names} does not {'speak a text' if question.verbatim else 'answer'}", hint=hint)
-    with ExitStack() as files:
-        # Opened before anything is started or asked: an answer that cannot be kept would be lost.
-        out = _open_files(question, files)
-        hearing = await listening(question, files)
-        async with connect_client(target, time_limit_s(question.options), verbose, is_quiet=question.as_json) as omni:
-            screen = screen_for(question.as_json, question.is_sound_piped)
-            keeping = Keeping(screen) if any((out.sound, out.picture, out.captions)) else None
-            options = target.options(question.options)
-            events = omni.stream_say(question.text, **options) if question.verbatim else omni.stream_chat(question.conversation, **options)
-            try:
-                with _refusals(question):
-                    answer, done = await follow(events, keeping or screen, keep_sound=out.sound is not None, ears=[hearing.write])
-            except RequestError as error:
-                if not question.verbatim and (output := await _drawn_output(omni, target.pipeline)):
-                    error.hint = DRAW[output]
-                raise
-            work.complete()
-            try:
-                # Files first: if the reader of the printed lines is gone, printing raises.
-                file_names = _write(question, out, answer, done)
-            finally:
-                if not question.as_json:
-                    tell(*_remarks(question, answer, done, hearing))
-            if question.as_json:
-                print(as_json(answer, done), flush=True)
-            elif file_names:
-                tell(f"wrote {', '.join(file_names)}")
-            if question.is_sound_piped and not answer.audio_s:
-                raise NotSpokenError(f"nothing of the answer could be spoken by {done.pipeline}: there is no sound")
-            await hearing.finish(work)
-            if keeping is not None and keeping.failure is not None:
-                raise keeping.failure
-
-
-def _remarks(question: Question, answer: Spoken, done: Done, hearing: Listening) -> Iterator[str]:
-    """Yields lines for people about an answer: lost servers, why a part is missing, and figures."""
-    for failover in done.failovers:
-        yield sentence(failover, done.timing)
-    if not question.verbatim:
-        yield from cut_note(answer, done, "--max-tokens")
-    if answer.pictures:
-        pictures = "a picture" if answer.pictures == 1 else f"{answer.pictures} pictures"
-        yield f"{done.pipeline} drew {pictures} of this; omnistage draw PROMPT --out F.png keeps what it draws"
-    yield figures(done)
-    yield from remarks(done)
-    if hearing.lacks_loudspeaker and question.is_to_be_heard:
-        yield "no loudspeaker here; --out F.wav keeps the sound"
-
-
 async def _drawn_output(omni: AsyncOmni, pipeline: str) -> str:
     """The output that the asked pipelines draw, a key of DRAW. It is empty if one of them does more than draw, or if the router does not
     answer any more. pipeline: the one that was asked; empty: the router chose, so any may have been asked."""
@@ -172,73 +214,6 @@ async def _drawn_output(omni: AsyncOmni, pipeline: str) -> str:
             outputs = {port for one in pipelines for port in one.outputs}
             return next((port for port in DRAW if port in outputs), "")
     return ""
-
-
-@contextmanager
-def _refusals(question: Question) -> Iterator[None]:
-    """A context that rewords a refusal of outputs: it names the option that asked for them (--out or --text-only, or --captions for the
-    alignment) in place of the protos' names."""
-    try:
-        yield
-    except BadRequestError as error:
-        if [violation.field for violation in error.fields] != ["outputs"]:
-            raise
-        text = SHELL.message(error.message.partition(": ")[2])  # Before it stands the name of the field.
-        if not question.options.get("outputs"):
-            raise RequestError(text) from error
-        option, hint = "--out", "Leave --out out for the text alone."
-        if question.out is None and question.captions is None:
-            option, hint = "--text-only", "Leave --text-only out."
-        elif question.captions is not None and "'alignment'" in error.message:
-            option, hint = "--captions", "Leave --captions out, or ask a pipeline that gives alignment: `omnistage pipelines`."
-        raise RequestError(f"{option}: {text}", hint=hint) from error
-
-
-@dataclass(frozen=True, slots=True)
-class _Files:
-    """The opened files of a question; None for each that was not asked for."""
-
-    sound: OutputFile | None
-    picture: OutputFile | None
-    captions: OutputFile | None
-
-
-def _open_files(question: Question, files: ExitStack) -> _Files:
-    """Open the files of a question until `files` ends. Raises RequestError."""
-
-    def opened(path: Path | None, option: str, kinds: Mapping[str, str]) -> OutputFile | None:
-        return None if path is None else files.enter_context(OutputFile(path, option, kinds))
-
-    if question.out is not None and question.out.suffix.lower() in PICTURES and not question.verbatim:
-        raise RequestError(f"--out {question.out}: ask writes sound", hint=f"A picture: `omnistage draw PROMPT --out {question.out}`.")
-    sound = opened(None if question.is_sound_piped else question.out, "--out", {ending: form.name for ending, form in FORMATS.items()})
-    picture = opened(question.timeline, "--timeline", {".png": "PNG"})
-    return _Files(sound, picture, opened(question.captions, "--captions", CAPTION_KINDS))
-
-
-def _write(question: Question, out: _Files, answer: Spoken, done: Done) -> list[str]:
-    """Write the files that were asked for; returns their names. Raises NotSpokenError if there is no sound, or no word, to write."""
-    file_names = []
-    sound, picture, captions = out.sound, out.picture, out.captions
-    if sound is not None and answer.sounds:
-        sound.write(lambda path: save(answer, path, sound.path.suffix))
-        file_names.append(str(sound.path))
-    if picture is not None:
-        picture.write(lambda path: draw(path, done, answer.text or question.text))
-        file_names.append(str(picture.path))
-    if captions is not None and answer.words:
-        captions.write(lambda path: write_captions(answer.words, path, captions.path.suffix.lower()))
-        file_names.append(str(captions.path))
-    for file, content in ((sound, answer.sounds), (captions, answer.words)):
-        if file is not None and not content:
-            raise NotSpokenError(f"nothing of the answer could be spoken by {done.pipeline}: {file.path} was not written")
-    return file_names
-
-
-def save(answer: Spoken, path: Path, kind: str) -> None:
-    """Write the sound of an answer to a file. kind: the ending that decides the format, such as .wav, whatever `path` ends in."""
-    first = answer.sounds[0]
-    write_sound(path, np.concatenate([sound.samples for sound in answer.sounds]), first.sample_rate_hz, first.encoding, kind)
 
 
 CAPTION_KINDS = {".srt": "SubRip", ".vtt": "WebVTT"}
