@@ -10,7 +10,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Any
+from contextlib import aclosing
 
 import structlog
 from prometheus_client import Counter as MetricCounter
@@ -33,11 +33,15 @@ MAX_CHARACTERS = 128
 """The most characters of a client's own words that the log shows."""
 
 
+Events = AsyncGenerator[Event, None]
+"""The events of an answer."""
+
+
 class HttpAccount:
     """The account of one request. endpoint: its route, without the parts that differ from call to call. client: the client's name in logs.
     host: the host or network that it comes from, as `network_of` names it. client_request_id: the client's own name for the request; None:
-    it gave none. at_end: functions to call when the request has ended; they free what it held. on_copied: called whenever the client
-    library has copied what an answer needs, with the bytes of that copy."""
+    it gave none. fields: as in `of_omni`, for the errors of the answer. at_end: functions to call when the request has ended; they free
+    what it held. on_copied: called whenever the client library has copied what an answer needs, with the bytes of that copy."""
 
     def __init__(self, method: str, path: str) -> None:
         self.request_id = uuid.uuid4().hex
@@ -45,6 +49,7 @@ class HttpAccount:
         self.endpoint = ""
         self.client = self.host = ""
         self.client_request_id: str | None = None
+        self.fields: Mapping[str, str] = {}
         self.status = 0  # of HTTP; 0: no answer has begun
         self.reason = "OK"
         self.message: str | None = None
@@ -80,21 +85,12 @@ class HttpAccount:
             case _:
                 pass
 
-    def ask(self, stream: Callable[..., AsyncGenerator[Event, None]], *arguments: Any, **options: Any) -> AsyncGenerator[Event, None]:
-        """The events of `stream(*arguments, **options)`, a method of the client library, which copies what it is given; each event is
-        noted. From now on the request holds these copies in place of its body. Raises ApiError if there is no room for them."""
-        events = stream(*arguments, **options)
-        self.on_copied(size_of(arguments) + size_of(options))
-        return self._noted(events)
-
-    async def _noted(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+    async def noted(self, events: Events) -> Events:
         """Yield the same events and note each of them; closing this generator closes `events`."""
-        try:
+        async with aclosing(events):
             async for event in events:
                 self.note_event(event)
                 yield event
-        finally:
-            await events.aclose()
 
     def note_failure(self, error: ApiError) -> None:
         """Note that the request ends with this error."""

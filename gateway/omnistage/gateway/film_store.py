@@ -13,7 +13,7 @@ import shutil
 import sqlite3
 import tempfile
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
@@ -341,14 +341,14 @@ MAX_RUNNING_PERCENT = 99
 """Percent that a film shows at most before it is whole."""
 
 
-async def run_to_end(call: Callable[..., T], *arguments: Any) -> T:
-    """Return the result of `call(*arguments)`, run on a thread. A caller that is cancelled still waits for the end of the call, so that no
-    later write overtakes this one."""
-    work = asyncio.ensure_future(asyncio.to_thread(call, *arguments))
+async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`. A caller that is cancelled still waits for the end of the work, so that no later write overtakes this
+    one."""
+    task = asyncio.ensure_future(work)
     try:
-        return await asyncio.shield(work)
+        return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait({work})
+        await asyncio.wait({task})
         raise
 
 
@@ -392,8 +392,8 @@ class Growing:
     async def write(self, data: bytes) -> None:
         """Append bytes. Raises OSError."""
         if self._file is None:
-            self._file = await run_to_end(open_private, self._path, "w+b")
-        await run_to_end(write_all, self._file, data)
+            self._file = await run_to_end(asyncio.to_thread(open_private, self._path, "w+b"))
+        await run_to_end(asyncio.to_thread(write_all, self._file, data))
         self.size_bytes += len(data)
         self._tell()
 
@@ -403,7 +403,7 @@ class Growing:
         self._is_whole = is_whole
         if not is_whole:
             self._attempt, self.size_bytes = self._attempt + 1, 0
-            await run_to_end(self._path.unlink, True)  # Before anything that can fail: a full disk gets its room back.
+            await run_to_end(asyncio.to_thread(self._path.unlink, True))  # Before anything that can fail: a full disk gets its room back.
             self._close()
         self._tell()
 
@@ -428,7 +428,7 @@ class Growing:
             attempt, offset = self._attempt, 0
             while True:
                 while offset < self.size_bytes and attempt == self._attempt:
-                    piece = await run_to_end(os.pread, descriptor, min(PIECE_BYTES, self.size_bytes - offset), offset)
+                    piece = await run_to_end(asyncio.to_thread(os.pread, descriptor, min(PIECE_BYTES, self.size_bytes - offset), offset))
                     if not piece:  # Another program has made the file shorter.
                         raise BrokenOff
                     offset += len(piece)

@@ -68,7 +68,7 @@ BUG = ApiError(500, "the gateway failed; its log has the cause", code="internal"
 
 class HttpGuard:
     """The outermost app. It passes requests on to `app` when their whole body has come. Into `scope["state"]` it puts the account, the
-    parsed JSON, and, for paths below /v1, the visitor."""
+    parsed JSON, and, for paths below /v1, the call."""
 
     def __init__(self, app: ASGIApp, door: Door) -> None:
         self._door = door
@@ -94,15 +94,7 @@ class HttpGuard:
         self._door.enter()
         try:
             try:  # An ApiError becomes the answer, unless an answer has begun.
-                self._check(request)
-                if account.path.startswith(ANSWERS):
-                    scope["state"]["visitor"] = self._door.visitor(request.headers, account)
-                with self._hold_body(request.headers, account.host) as body:
-                    answer.memory = body.memory
-                    receive_again = await body.read(receive)
-                    scope["state"]["json"] = body.json
-                    account.on_copied = body.give_up
-                    await self._app(scope, receive_again, answer.send)
+                await self._pass_on(request, answer)
             except ApiError as error:
                 if answer.has_begun:
                     raise
@@ -124,6 +116,31 @@ class HttpGuard:
             self._door.leave()
             account.endpoint = getattr(scope.get("route"), "path", "")
             account.end(self._door.metrics)
+
+    async def _pass_on(self, request: Request, answer: AnswerSender) -> None:
+        """Check the request and read its body, then let the app answer it; when the client leaves, the app is cancelled. Raises ApiError,
+        ClientDisconnect."""
+        state, receive = request.scope["state"], request.receive
+        account: HttpAccount = state["account"]
+        self._check(request)
+        if account.path.startswith(ANSWERS):
+            state["call"] = self._door.call(request.headers, account)
+        with self._hold_body(request.headers, account.host) as body:
+            answer.memory = body.memory
+            receive_again = await body.read(receive)
+            state["json"] = body.json
+            account.on_copied = body.give_up
+            answering = asyncio.ensure_future(self._app(request.scope, receive_again, answer.send))
+            leaving = asyncio.create_task(_wait_for_disconnect(receive))
+            try:
+                await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+                if not (answering.done() or answer.has_ended):
+                    raise ClientDisconnect
+                await answering
+            finally:
+                answering.cancel()
+                leaving.cancel()
+                await asyncio.gather(answering, leaving, return_exceptions=True)
 
     def _readable(self, app: ASGIApp) -> ASGIApp:
         """Wrap `app` so that its answers have the headers with which browsers let pages of allowed origins read them."""
@@ -267,14 +284,14 @@ class _Body:
 class AnswerSender:
     """Sends an answer, and notes its begin in the account. A large body goes out piece by piece, as the client reads it; until then its
     memory counts like that of a request. refuse: sends an error in place of the answer, by the given function. memory: counts the memory;
-    None: nothing is counted yet."""
+    None: nothing is counted yet. has_begun, has_ended: whether its head, and whether all of it was sent."""
 
     def __init__(self, account: HttpAccount, send: Send, refuse: Callable[[ApiError, Send], Awaitable[None]]) -> None:
         self._account, self._send, self._refuse = account, send, refuse
         self._start: Message | None = None
         self._is_refused = False
         self.memory: HeldMemory | None = None
-        self.has_begun = False
+        self.has_begun = self.has_ended = False
 
     async def send(self, message: Message) -> None:
         """Send a message of ASGI. If there is no room for the body, an error is sent in place of the answer, if that has not begun."""
@@ -296,6 +313,7 @@ class AnswerSender:
             self._start, self._is_refused = None, True
             self._account.note_failure(error)
             await self._refuse(error, AnswerSender(self._account, self._send, self._refuse).send)
+            self.has_ended = True
             return
         try:
             await self._begin()
@@ -303,6 +321,7 @@ class AnswerSender:
             for at in range(0, last_piece_at, PIECE_BYTES):
                 await self._send({**message, "body": body[at : at + PIECE_BYTES], "more_body": True})
             await self._send({**message, "body": body[last_piece_at:]})
+            self.has_ended = not message.get("more_body", False)
         finally:
             self._take(-counted_bytes)
 
@@ -318,6 +337,12 @@ class AnswerSender:
         """Count more bytes, or fewer. Raises ApiError if there is no room for more."""
         if self.memory is not None and size_bytes:
             self.memory.resize(self.memory.held_bytes + size_bytes)
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    """Wait until the client has left, or its whole answer was sent."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _apply(function: Callable[[bytes], T], body: bytes) -> T:
