@@ -58,19 +58,19 @@ class SoundRequest(DrawnBody):
     stream_format: Literal["audio", "sse"] = "audio"
 
 
-Written = Callable[[bytes | Event], bytes]
+PieceWriter = Callable[[bytes | Event], bytes]
 """Writes the next bytes of a sound file, or an event of the answer, as a piece of the HTTP answer; an empty piece is not sent."""
 
 
-async def _respond(call: Call, body: SpeechBody | SoundRequest, events: Events, as_sse: Written) -> Response:
-    """The answer with a sound: one file while it is made, or server-sent events, which `as_sse` writes."""
+async def _respond(call: Call, body: SpeechBody | SoundRequest, events: Events, write_event: PieceWriter) -> Response:
+    """The answer with a sound: one file while it is made, or server-sent events, which `write_event` writes."""
     if body.stream_format == "sse":
-        return await stream_response(call.account, _pieces(events, body.response_format, as_sse))
+        return await stream_response(call.account, _pieces(events, body.response_format, write_event))
     pieces = _pieces(events, body.response_format, lambda piece: piece if isinstance(piece, bytes) else b"")
     return await stream_response(call.account, pieces, media_type=MEDIA_TYPES[body.response_format], error_piece=None)
 
 
-async def _pieces(events: Events, form: str, written: Written) -> Pieces:
+async def _pieces(events: Events, form: str, write: PieceWriter) -> Pieces:
     """Yield the pieces of the HTTP answer. form: the format of the sound."""
     encoder: Encoder | None = None
     async with aclosing(events):
@@ -81,7 +81,7 @@ async def _pieces(events: Events, form: str, written: Written) -> Pieces:
                 data = await encoder.grown(event.samples)
             elif isinstance(event, Done) and encoder is not None:
                 data = await encoder.finished()
-            for piece in (written(data) if data else b"", written(event)):
+            for piece in (write(data) if data else b"", write(event)):
                 if piece:
                     yield piece
 

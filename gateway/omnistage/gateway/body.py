@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError, from_json
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -33,7 +33,7 @@ MAX_OPTIONS = 64
 MAX_SEED = (1 << 64) - 1
 
 MIN_TOP_P = 1e-6
-"""Sent in place of OpenAI's 0, which means that only the likeliest token is taken."""
+"""Sent in place of OpenAI's 0, which pipelines refuse: it means that only the likeliest token is taken."""
 
 
 def limit_keys(value: object, max_keys: int) -> object:
@@ -73,12 +73,6 @@ class Body(BaseModel):
         """The fields that have the name of an option of the client library, with their values; None: the request does not have it."""
         return {name: getattr(self, name) for name in type(self).model_fields if name in OPTIONS}
 
-    def refuse(self, *names: str) -> None:
-        """Raises ApiError if one of these fields has a value: a client would expect that the value changes the answer."""
-        for name in names:
-            if getattr(self, name) is not None:
-                raise unsupported_error(name, "nothing here does that yet; leave it out")
-
 
 def _without_nulls(name: str, value: Any) -> Any:
     """The value of a field without members of objects that are null. A schema stays as it is: null may be one of its values."""
@@ -100,11 +94,6 @@ def seed_of(seed: int) -> int:
     return seed & MAX_SEED
 
 
-def top_p_of(top_p: float | None) -> float | None:
-    """The top_p to send to a pipeline, which refuses 0: 0 becomes `MIN_TOP_P`."""
-    return None if top_p is None else max(top_p, MIN_TOP_P)
-
-
 def _voice_name(voice: object) -> object:
     """The name of a voice. voice: the name, or an object with the name as `id`."""
     return voice["id"] if isinstance(voice, dict) and set(voice) == {"id"} else voice
@@ -119,9 +108,10 @@ def _not_called(choice: object) -> object:
     return None if choice in ("none", "auto") else choice
 
 
-def _nothing_refused(value: object) -> object:
-    """None in place of a value that has nothing in it, so that it is not refused."""
-    return None if value in ([], {}, False) else value
+def _refused(value: object, info: ValidationInfo) -> None:
+    """Raises ApiError for a value: a client would expect that it changes the answer. A value with nothing in it becomes None."""
+    if value not in (None, [], {}, False):
+        raise unsupported_error(str(info.field_name), "nothing here does that yet; leave it out")
 
 
 def value_of_json(value: object) -> object:
@@ -135,7 +125,7 @@ def value_of_json(value: object) -> object:
 Voice = Annotated[str, BeforeValidator(_voice_name, json_schema_input_type=str | dict[str, str])]
 Seed = Annotated[int, Field(ge=-(1 << 63), le=MAX_SEED), AfterValidator(seed_of)]
 Ignored = Annotated[Any, Field(description="Taken, and means nothing here."), BeforeValidator(_dropped)]
-Refused = Annotated[Any, Field(description="Refused, if something is in it."), BeforeValidator(_nothing_refused)]
+Refused = Annotated[Any, Field(description="Refused, if something is in it."), BeforeValidator(_refused)]
 PipelineOptions = Annotated[dict[str, bool | int | float | str], BeforeValidator(value_of_json), Field(max_length=MAX_OPTIONS)]
 ToolChoice = Annotated[Refused, BeforeValidator(_not_called)]
 
@@ -157,6 +147,7 @@ class ConversationBody(StrictBody):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    seed: Seed | None = None
 
     parallel_tool_calls: Ignored = None
     prompt_cache_key: Ignored = None
@@ -170,6 +161,12 @@ class ConversationBody(StrictBody):
     moderation: Refused = None
     tools: Refused = None
     tool_choice: ToolChoice = None
+
+    def text_options(self, number: int = 0) -> dict[str, Any]:
+        """The options for the answer with this number, from 0: a text, with one more in the seed for each further answer."""
+        seed = None if self.seed is None else seed_of(self.seed + number)
+        top_p = None if self.top_p is None else max(self.top_p, MIN_TOP_P)
+        return self.same_options | {"outputs": ["text"], "seed": seed, "top_p": top_p}
 
 
 class DrawnBody(Body):

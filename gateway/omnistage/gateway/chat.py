@@ -18,20 +18,7 @@ from omnistage.client.answer import Answer, collect
 from omnistage.client.events import AudioChunk, Done, Failover, TextDelta, ThoughtDelta, Usage
 from omnistage.gateway.accounts import Events
 from omnistage.gateway.answering import DONE, Numbered, Pieces, as_event, merge_events, run_all, stream_response
-from omnistage.gateway.body import (
-    MAX_MESSAGES,
-    ConversationBody,
-    Ignored,
-    Refused,
-    Seed,
-    StrictBody,
-    TextSchema,
-    ToolChoice,
-    Voice,
-    new_router,
-    seed_of,
-    top_p_of,
-)
+from omnistage.gateway.body import MAX_MESSAGES, ConversationBody, Ignored, Refused, StrictBody, TextSchema, ToolChoice, Voice, new_router
 from omnistage.gateway.door import Call, ThisCall
 from omnistage.gateway.failure import fields_of, invalid
 from omnistage.gateway.kept import new_name
@@ -102,7 +89,6 @@ class ChatRequest(ConversationBody):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    seed: Seed | None = None
     stop: Stops | None = None
     logprobs: bool | None = None
 
@@ -130,12 +116,6 @@ class ChatRequest(ConversationBody):
     web_search_options: Refused = None
     function_call: ToolChoice = None
 
-    def check(self) -> None:
-        """Raises ApiError if the gateway cannot do what is asked."""
-        self.refuse("tools", "functions", "tool_choice", "function_call", "logit_bias", "moderation", "prediction", "web_search_options")
-        if self.top_logprobs is not None and not self.logprobs:
-            raise invalid("top_logprobs", "goes with logprobs: true")
-
     @property
     def hears_films(self) -> bool:
         """Whether a film is also heard if its part does not say."""
@@ -150,10 +130,6 @@ class ChatRequest(ConversationBody):
         """The format of the sound. A stream of pieces defaults to raw samples."""
         return (self.audio and self.audio.format) or ("pcm16" if self.stream else "wav")
 
-    def seed_of(self, number: int) -> int | None:
-        """The seed of the answer with this number: one more for each further answer."""
-        return None if self.seed is None else seed_of(self.seed + number)
-
 
 OTHER_NAMES = {"outputs": "modalities", "voice": "audio.voice", "json_schema": "response_format", "sample_rate_hz": "audio.format"}
 """The field of an option in the request, by the option's name, if the two names differ."""
@@ -161,12 +137,9 @@ OTHER_NAMES = {"outputs": "modalities", "voice": "audio.voice", "json_schema": "
 
 def options_of(body: ChatRequest, pipeline: str, voice: str | None, number: int) -> dict[str, Any]:
     """The options for the answer with this number, from 0. voice: the pipeline's name for it; None: the default. Raises ApiError."""
-    options = body.same_options | {
+    options = body.text_options(number) | {
         "pipeline": pipeline,
-        "outputs": ["text"],
         "max_tokens": body.max_completion_tokens or body.max_tokens,
-        "seed": body.seed_of(number),
-        "top_p": top_p_of(body.top_p),
         "json_schema": body.response_format and body.response_format.answer_schema,
         "logprobs": body.logprobs or None,
     }
@@ -275,8 +248,6 @@ class ChatStream:
                         for delta in await choice.end():
                             yield self._chunk(number, delta)
                         yield self._chunk(number, choice.first(), _reason(event.finish_reason))
-                    case _:
-                        pass
         if self._options.include_events:
             for number, event in sorted(done.items()):
                 yield self._own_chunk(number, account_fields(event))
@@ -349,7 +320,8 @@ router = new_router("/v1", "chat")
 @router.post("/chat/completions", response_model=None)
 async def chat(call: ThisCall, body: ChatRequest) -> Response:
     """Answer a conversation: text and speech, whole or as server-sent events."""
-    body.check()
+    if body.top_logprobs is not None and not body.logprobs:
+        raise invalid("top_logprobs", "goes with logprobs: true")
     call.account.fields = names_of(body)
     pipeline = await call.door.offer.chat_pipeline(body.model)
     answers = await _ask_all(call, body, pipeline)

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -20,7 +19,6 @@ from omnistage.client.errors import BadRequestError, OmniError, RouterLostError,
 from omnistage.gateway.accounts import GatewayMetrics
 from omnistage.gateway.failure import ApiError, fields_of, of_omni
 from omnistage.gateway.film_store import BEGINNING, GROWING, FilmJob, Growing, Store, facts_of, finish, make_film, run_to_end
-from omnistage.gateway.kept import new_name
 from omnistage.gateway.offer import Views
 from omnistage.gateway.settings import GatewaySettings
 from omnistage.host.places import Client, Places, Refused
@@ -309,20 +307,16 @@ class Jobs:
                 raise ApiError(500, f"{job.model} made no film", code="no_film", hint="GET /v1/models has what each makes.")
             film = self._store.film(job)
             await run_to_end(asyncio.to_thread(finish, self._store.file(job, GROWING), film))
-            await self._look_into(job, film)
+            facts = await asyncio.to_thread(facts_of, film)
+            if facts is not None:
+                width, height, rate_hz = facts
+                job.size = f"{width}x{height}"
+                job.seconds = f"{job.frames / rate_hz:g}" if rate_hz else job.seconds
         except BaseException:
             job.frames = job.size_bytes = 0
             raise
         finally:
             await run.growing.reset(is_whole=job.size_bytes > 0)
-
-    async def _look_into(self, job: FilmJob, film: Path) -> None:
-        """Read the size and length of a whole film from its file into its job."""
-        facts = await asyncio.to_thread(facts_of, film)
-        if facts is not None:
-            width, height, rate_hz = facts
-            job.size = f"{width}x{height}"
-            job.seconds = f"{job.frames / rate_hz:g}" if rate_hz else job.seconds
 
     def _check_size(self, size_bytes: int) -> None:
         """Raises ApiError if a film has become larger than FILM_SHARE allows. For so large a film no others are deleted."""
@@ -410,11 +404,6 @@ def _first_to_go(jobs: Iterable[FilmJob], size_of: Callable[[FilmJob], int]) -> 
         of_host[job.host] += size_of(job)
         of_client[job.host, job.who] += size_of(job)
     return max(over, key=lambda job: (of_host[job.host], of_client[job.host, job.who]), default=None)
-
-
-def new_job(client: str, **fields: Any) -> FilmJob:
-    """A new job of the client `client`. fields: its further fields."""
-    return FilmJob(new_name("video_"), client, int(time.time()), **fields)
 
 
 def pause_s(error: OmniError, job: FilmJob) -> float | None:

@@ -210,11 +210,10 @@ class Store:
             name, row = bytes(record[0]).decode(), bytes(record[1])
             from_json(row, allow_inf_nan=False)  # Refuses NaN, which the next line would take.
             job = _JOB.validate_json(row, strict=True)
+            if job.id != name or "seed" not in job.options or job.is_over != (job.ended_at is not None):
+                raise ValueError("its fields do not fit together")
         except (ValueError, TypeError, sqlite3.DatabaseError) as error:
             _tell_damage(name, error)
-            return None
-        if job.id != name or "seed" not in job.options or job.is_over != (job.ended_at is not None):
-            _tell_damage(name, "its fields do not fit together")
             return None
         job.row_bytes = len(row)
         # The files say how large they are; a film that is not over is made anew.
@@ -234,7 +233,9 @@ class Store:
         """Store a new job and the picture that it begins with. Raises OSError, sqlite3.Error; then neither is stored."""
         try:
             if picture is not None:
-                _write(self.file(job, BEGINNING), picture)
+                with open_private(self.file(job, BEGINNING), "xb") as file:
+                    write_all(file, picture)
+                    os.fsync(file.fileno())
             self.put(job)
         except BaseException:
             self.remove_file(job, BEGINNING)
@@ -282,12 +283,9 @@ def _hold(folder: Path) -> int:
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as error:
         os.close(descriptor)
-        raise OSError("another gateway has it") from None
-    except BaseException:
-        os.close(descriptor)
-        raise
+        raise OSError("another gateway has it") if isinstance(error, BlockingIOError) else error from None
     return descriptor
 
 
@@ -311,13 +309,6 @@ def write_all(file: FileIO, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) or 0 :]
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write a new file, and wait until it is on the disk."""
-    with open_private(path, "xb") as file:
-        write_all(file, data)
-        os.fsync(file.fileno())
 
 
 def finish(growing: Path, finished: Path) -> None:
@@ -355,8 +346,7 @@ async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
 def ask_for_film(omni: AsyncOmni, prompt: str, picture: bytes | None, options: Mapping[str, Any]) -> AsyncGenerator[Event, None]:
     """The events of a film; the router is asked when the first of them is read. picture: bytes of the file of the first frame; None: there
     is none. Raises OmniError if the client library refuses the options."""
-    media: dict[str, Any] = {} if picture is None else {"image": picture}
-    return omni.stream_film(prompt, outputs=["video", "progress"], **media, **options)
+    return omni.stream_film(prompt, image=picture or (), outputs=["video", "progress"], **options)
 
 
 async def make_film(omni: AsyncOmni, job: FilmJob, picture: bytes | None, limit_s: float) -> AsyncGenerator[bytes, None]:
@@ -374,8 +364,6 @@ async def make_film(omni: AsyncOmni, job: FilmJob, picture: bytes | None, limit_
                     yield event.data
                 case Done():
                     job.model, job.notes = event.pipeline, list(event.notes)
-                case _:
-                    pass
 
 
 class Growing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+import time
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -20,8 +21,9 @@ from omnistage.gateway.answering import stream_response
 from omnistage.gateway.body import DrawnBody, Ignored, PipelineOptions, form_of, is_form, new_router, validate_body
 from omnistage.gateway.door import Call, ThisCall
 from omnistage.gateway.failure import ApiError, invalid, unsupported_error
-from omnistage.gateway.film_jobs import FIELDS, PICTURE, Jobs, new_job
+from omnistage.gateway.film_jobs import FIELDS, PICTURE, Jobs
 from omnistage.gateway.film_store import ENDS, FilmJob, ask_for_film, run_to_end
+from omnistage.gateway.kept import new_name
 from omnistage.gateway.offer import FILM
 from omnistage.gateway.pictures import FILE, SIZE, Media, PictureReference, fetch_pictures, sides_of, size_of, take_pictures
 
@@ -130,9 +132,11 @@ async def _create_job(call: Call, body: FilmRequest, media: Media) -> dict[str, 
     seconds = body.seconds
     if body.frames and body.frames_per_second:
         seconds = body.frames / body.frames_per_second
-    job = new_job(
-        call.client,
+    job = FilmJob(
+        id=new_name("video_"),
+        who=call.client,
         host=call.host,
+        created_at=int(time.time()),
         prompt=body.prompt,
         options=options,
         model=body.model or pipeline or AUTO,

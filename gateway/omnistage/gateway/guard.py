@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import structlog
@@ -79,7 +78,7 @@ class HttpGuard:
         self._hosts = frozenset(map(str.lower, settings.allowed_hosts)) | local
         self._origins = frozenset(origin.rstrip("/").lower() for origin in settings.allowed_origins)
         self._app = self._readable(app)
-        self._ledger, self._reserve = Ledger(accounts.BODIES_BYTES), Ledger(accounts.SMALL_BODIES_BYTES)
+        self._ledgers = [Ledger(accounts.BODIES_BYTES), Ledger(accounts.SMALL_BODIES_BYTES)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -125,22 +124,23 @@ class HttpGuard:
         self._check(request)
         if account.path.startswith(ANSWERS):
             state["call"] = self._door.call(request.headers, account)
-        with self._hold_body(request.headers, account.host) as body:
-            answer.memory = body.memory
-            receive_again = await body.read(receive)
-            state["json"] = body.json
-            account.on_copied = body.give_up
-            answering = asyncio.ensure_future(self._app(request.scope, receive_again, answer.send))
-            leaving = asyncio.create_task(_wait_for_disconnect(receive))
-            try:
-                await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
-                if not (answering.done() or answer.has_ended):
-                    raise ClientDisconnect
-                await answering
-            finally:
-                answering.cancel()
-                leaving.cancel()
-                await asyncio.gather(answering, leaving, return_exceptions=True)
+        body = _Body(request.headers, self._door.settings.max_message_bytes, account.host, self._ledgers)
+        answer.memory = body.memory
+        account.at_end.append(body.memory.free)
+        receive_again = await body.read(receive)
+        state["json"] = body.json
+        account.on_copied = body.give_up
+        answering = asyncio.ensure_future(self._app(request.scope, receive_again, answer.send))
+        leaving = asyncio.create_task(_wait_for_disconnect(receive))
+        try:
+            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not (answering.done() or answer.has_ended):
+                raise ClientDisconnect
+            await answering
+        finally:
+            answering.cancel()
+            leaving.cancel()
+            await asyncio.gather(answering, leaving, return_exceptions=True)
 
     def _readable(self, app: ASGIApp) -> ASGIApp:
         """Wrap `app` so that its answers have the headers with which browsers let pages of allowed origins read them."""
@@ -200,31 +200,22 @@ class HttpGuard:
         hint = "To let pages of another host call it start it with OMNISTAGE_ALLOWED_ORIGINS=ORIGIN, or its --allowed-origins ORIGIN."
         raise ApiError(403, f"pages of {origin[:128]} may not call this gateway", code="origin_not_allowed", hint=hint)
 
-    @contextmanager
-    def _hold_body(self, headers: Headers, host: str) -> Iterator[_Body]:
-        """Yield the body, not yet read; its memory is counted until the block ends. host: the client for which it is counted. Raises
-        ApiError."""
-        limit = self._door.settings.max_message_bytes
-        length = headers.get("content-length", "")
-        size = int(length) if length.isascii() and length.isdecimal() else 0
-        if size > limit:
-            raise _too_large(limit)
-        kind = headers.get("content-type", "").partition(";")[0].lower()
-        is_small = bool(length) and size <= accounts.SMALL_BYTES
-        memory = HeldMemory([self._ledger, self._reserve] if is_small else [self._ledger], host)
-        is_json = not kind.strip() or "json" in kind  # A body without a type counts as JSON.
-        try:
-            yield _Body(limit, memory, is_json=is_json)
-        finally:
-            memory.free()
-
 
 class _Body:
-    """Reads and measures a body before anything parses it. max_bytes: its largest allowed size. memory: counts what the request holds.
-    json: its parsed value; None: it is no JSON."""
+    """Reads and measures a body before anything parses it. max_bytes: its largest allowed size. memory: counts what the request holds, and
+    is to be freed at the end. json: its parsed value; None: it is no JSON."""
 
-    def __init__(self, max_bytes: int, memory: HeldMemory, *, is_json: bool) -> None:
-        self._max_bytes, self.memory, self._is_json = max_bytes, memory, is_json
+    def __init__(self, headers: Headers, max_bytes: int, host: str, ledgers: Sequence[Ledger]) -> None:
+        """host: the client for which its memory is counted. ledgers: that of all bodies, and the reserve of small ones. Raises ApiError."""
+        length = headers.get("content-length", "")
+        size = int(length) if length.isascii() and length.isdecimal() else 0
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        kind = headers.get("content-type", "").partition(";")[0].lower()
+        is_small = bool(length) and size <= accounts.SMALL_BYTES
+        self.memory = HeldMemory(ledgers if is_small else ledgers[:1], host)
+        self._is_json = not kind.strip() or "json" in kind  # A body without a type counts as JSON.
+        self._max_bytes = max_bytes
         self._messages: list[Message] = []
         self._is_copied = False
         self.json: Any = None

@@ -63,9 +63,7 @@ def _characters(turn: Turn) -> int:
 
 def _turn(message: Mapping[str, Any], field: str, transcript_of: Said) -> Turn:
     """The turn for one message; its media are not fetched yet. Raises ApiError."""
-    unknown = next((key for key in message if key not in KEYS), None)
-    if unknown is not None and unknown != "tool_call_id":  # That one is refused below, in words of its own.
-        raise unrecognized_error(f"{field}.{unknown}")
+    check_keys(message, (*KEYS, "tool_call_id"), field)  # That one is refused below, in words of its own.
     if message.get("role") in ("tool", "function"):
         raise unsupported_error(f"{field}.role", f"is {message['role']}, and nothing here calls tools yet")
     for key in ("tool_calls", "function_call", "tool_call_id"):
@@ -97,6 +95,13 @@ def _with_heard_films(turn: Turn, field: str) -> Turn:
         leaves_it_open = FILM_URL in part and use_audio_of(part, FILM_URL, f"{field}.content[{j}].{FILM_URL}") is None
         content.append({**part, "use_audio": True} if leaves_it_open else part)
     return {**turn, "content": content}
+
+
+def check_keys(message: Mapping[str, Any], keys: Sequence[str], field: str) -> None:
+    """Raises ApiError for a key that is not among `keys`. field: the name of the message in the request."""
+    unknown = next((key for key in message if key not in keys), None)
+    if unknown is not None:
+        raise unrecognized_error(f"{field}.{unknown}"[:256])
 
 
 def _check_thought(thought: object, role: object, field: str) -> None:

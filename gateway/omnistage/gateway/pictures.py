@@ -313,8 +313,6 @@ async def _events(events: Events, body: PictureRequest, event_name: str) -> Piec
                         yield _completed_event(finished, body, event_name, event.usage)
                     if body.include_events:
                         yield _event("omnistage.usage", account_fields(event))
-                case _:
-                    pass
 
 
 def _completed_event(picture: Picture, body: PictureRequest, event_name: str, usage: Usage | None = None) -> bytes:

@@ -14,22 +14,11 @@ from starlette.responses import JSONResponse, Response
 from omnistage.client.events import Done, Event, TextDelta, ThoughtDelta
 from omnistage.gateway.accounts import Events
 from omnistage.gateway.answering import Pieces, as_event, stream_response
-from omnistage.gateway.body import (
-    MAX_MESSAGES,
-    ConversationBody,
-    Ignored,
-    Refused,
-    Seed,
-    StrictBody,
-    TextSchema,
-    limit_keys,
-    new_router,
-    top_p_of,
-)
+from omnistage.gateway.body import MAX_MESSAGES, ConversationBody, Ignored, Refused, Seed, StrictBody, TextSchema, limit_keys, new_router
 from omnistage.gateway.door import Call, ThisCall
-from omnistage.gateway.failure import ApiError, fields_of, invalid, unrecognized_error, unsupported_error
+from omnistage.gateway.failure import ApiError, fields_of, invalid, unsupported_error
 from omnistage.gateway.kept import new_name
-from omnistage.gateway.messages import Turn, with_fetched
+from omnistage.gateway.messages import Turn, check_keys, with_fetched
 from omnistage.gateway.report import logprobs_of, response_usage
 
 FIELDS = fields_of("input", {"max_tokens": "max_output_tokens", "json_schema": "text.format", "thinker.constraint": "text.format"})
@@ -100,11 +89,6 @@ class ResponsesRequest(ConversationBody):
     previous_response_id: Refused = None
     prompt: Refused = None
 
-    def check(self) -> None:
-        """Raises ApiError if the gateway cannot do what is asked."""
-        names = ("tools", "tool_choice", "previous_response_id", "conversation", "background", "prompt", "context_management", "moderation")
-        self.refuse(*names)
-
     @property
     def tells_logprobs(self) -> bool:
         return LOGPROBS in (self.include or ())
@@ -140,7 +124,7 @@ def turns_of(body: ResponsesRequest) -> tuple[list[Turn], dict[str, str]]:
 
 def _check_reasoning(item: Mapping[str, Any], field: str) -> None:
     """Raises ApiError if the item does not have the form of reasoning."""
-    _check_keys(item, (*REASONING_KEYS, *THOUGHTS), field)
+    check_keys(item, (*REASONING_KEYS, *THOUGHTS), field)
     for name, kind in THOUGHTS.items():
         parts = item.get(name)
         if parts is not None and not isinstance(parts, list):
@@ -154,19 +138,12 @@ def _check_reasoning(item: Mapping[str, Any], field: str) -> None:
         raise invalid(f"{field}.encrypted_content", "must be text")
 
 
-def _check_keys(item: Mapping[str, Any], keys: Sequence[str], field: str) -> None:
-    """Raises ApiError for a key that is not among `keys`."""
-    unknown = next((key for key in item if key not in keys), None)
-    if unknown is not None:
-        raise unrecognized_error(f"{field}.{unknown}"[:256])
-
-
 def _turn(item: Mapping[str, Any], field: str) -> Turn:
     """The turn for a message item. Raises ApiError."""
     kind = item.get("type", "message")
     if kind != "message":
         raise unsupported_error(f"{field}.type", f"is {str(kind)[:64]!r}; nothing here takes items other than messages yet")
-    _check_keys(item, KEYS, field)
+    check_keys(item, KEYS, field)
     content = item.get("content")
     if isinstance(content, list):
         content = [_part(part, f"{field}.content[{j}]") for j, part in enumerate(content)]
@@ -252,7 +229,7 @@ class _ResponseBuilder:
         self._done: Done | None = None
         self._failure: ApiError | None = None
 
-    async def whole(self, events: Events) -> dict[str, Any]:
+    async def collect(self, events: Events) -> dict[str, Any]:
         """The whole response, when all events of the answer have come."""
         async with aclosing(self._changes(events)) as changes:
             async for _ in changes:
@@ -303,8 +280,6 @@ class _ResponseBuilder:
                     yield self._message.grow(event.text, rows)
             case Done():
                 self._done = event
-            case _:
-                pass
 
     def _begin_message(self) -> Iterator[Change]:
         """Begin the message, unless it has begun, and complete the thoughts."""
@@ -380,11 +355,9 @@ class _ResponseBuilder:
 async def _ask(call: Call, body: ResponsesRequest, pipeline: str, turns: list[Turn], names: Mapping[str, str]) -> Events:
     """The events of the answer; the router is asked when the first of them is read. turns, names: see `turns_of`."""
     fetched_turns = await with_fetched(turns, [names[f"conversation[{i}]"] for i in range(len(turns))], call.fetch)
-    options = body.same_options | {
+    options = body.text_options() | {
         "pipeline": pipeline,
-        "outputs": ["text"],
         "max_tokens": body.max_output_tokens,
-        "top_p": top_p_of(body.top_p),
         "json_schema": body.text.format.answer_schema if body.text and body.text.format else None,
         "logprobs": body.tells_logprobs or None,
         "top_logprobs": body.top_logprobs if body.tells_logprobs else None,
@@ -400,7 +373,6 @@ router = new_router("/v1", "responses")
 @router.post("/responses", response_model=None)
 async def respond(call: ThisCall, body: ResponsesRequest) -> Response:
     """Answer in text, whole or as server-sent events. Nothing of it is kept."""
-    body.check()
     turns, names = turns_of(body)
     call.account.fields = {**FIELDS, **names}
     pipeline = await call.door.offer.chat_pipeline(body.model)
@@ -408,4 +380,4 @@ async def respond(call: ThisCall, body: ResponsesRequest) -> Response:
     builder = _ResponseBuilder(body)
     if body.stream:
         return await stream_response(call.account, builder.pieces(events), error_piece=builder.failed)
-    return JSONResponse(await builder.whole(events))
+    return JSONResponse(await builder.collect(events))
