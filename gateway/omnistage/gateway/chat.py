@@ -235,7 +235,7 @@ class ChatStream:
                         if event.text or rows:
                             yield self._chunk(number, choice.text(event), rows=rows)
                     case ThoughtDelta() if event.text:
-                        yield self._chunk(number, {**choice.first(), "reasoning_content": event.text})
+                        yield self._chunk(number, choice.delta({"reasoning_content": event.text}))
                     case AudioChunk():
                         if self._options.include_events and not choice.is_heard:
                             yield self._own_chunk(number, {"sound": sound_fields(event)})
@@ -247,7 +247,7 @@ class ChatStream:
                         done[number] = event
                         for delta in await choice.end():
                             yield self._chunk(number, delta)
-                        yield self._chunk(number, choice.first(), _reason(event.finish_reason))
+                        yield self._chunk(number, choice.delta(), _reason(event.finish_reason))
         if self._options.include_events:
             for number, event in sorted(done.items()):
                 yield self._own_chunk(number, account_fields(event))
@@ -267,51 +267,45 @@ class ChatStream:
 
 
 class _Choice:
-    """One of the answers while it is streamed. Its methods return the field `delta` of a chunk; `end` returns several."""
+    """One of the answers while it is streamed. Its methods return the field `delta` of a chunk; `end` returns several. is_heard: whether
+    any sound has come."""
 
     def __init__(self, call: Call, body: ChatRequest) -> None:
         self._call = call
         self._name = new_name("audio_")
         self._texts: list[str] = []
         self._encoder = _new_encoder(body)
-        self._has_begun = False
-        self.is_heard = False
-        """Whether any sound has come."""
+        self._has_begun = self.is_heard = False
 
-    def first(self) -> dict[str, Any]:
-        """The fields that only the first chunk has; empty for later chunks."""
-        if self._has_begun:
-            return {}
+    def delta(self, fields: Mapping[str, Any] | None = None, **sound_fields: Any) -> dict[str, Any]:
+        """These fields, and `sound_fields` in the field `audio`. The first chunk also has the role, and the id of the sound."""
+        first = {} if self._has_begun else {"role": "assistant", "content": ""}
+        sound = {**({"id": self._name} if first and self._encoder else {}), **sound_fields}
         self._has_begun = True
-        return {"role": "assistant", "content": "", **({"audio": {"id": self._name}} if self._encoder else {})}
+        return {**first, **(fields or {}), **({"audio": sound} if sound else {})}
 
     def text(self, event: TextDelta) -> dict[str, Any]:
-        """The fields of a piece of text: content, or the transcript if the answer is spoken."""
-        first = self.first()
+        """The delta of a piece of text: content, or the transcript if the answer is spoken."""
         if self._encoder is None:
-            return {**first, "content": event.text}
+            return self.delta({"content": event.text})
         self._texts.append(event.text)
-        return {**first, "audio": {**first.get("audio", {}), "transcript": event.text}}
+        return self.delta(transcript=event.text)
 
     async def sound(self, event: AudioChunk) -> dict[str, Any]:
-        """The fields of a piece of sound; empty if the encoder has no bytes yet and keeps the sound for the next piece."""
+        """The delta of a piece of sound; empty if the encoder has no bytes yet and keeps the sound for the next piece."""
         assert self._encoder is not None, "sound came that nobody asked for"
         self.is_heard = True
         data = await self._encoder.grown(event.samples)
-        return self._data(data) if data else {}
+        return self.delta(data=base64.b64encode(data).decode()) if data else {}
 
     async def end(self) -> list[dict[str, Any]]:
         """The deltas of the last chunks: the rest of the sound, and the time up to which its id can be sent in place of its text."""
         if self._encoder is None:
             return []
         rest = await self._encoder.finished()
+        last_data = [self.delta(data=base64.b64encode(rest).decode())] if rest else []
         _, expires_at = self._call.door.transcripts.put(self._call.host, self._call.client, "".join(self._texts), self._name)
-        return [*([self._data(rest)] if rest else []), {**self.first(), "audio": {"expires_at": expires_at}}]
-
-    def _data(self, data: bytes) -> dict[str, Any]:
-        """The delta that carries these encoded bytes of sound."""
-        first = self.first()
-        return {**first, "audio": {**first.get("audio", {}), "data": base64.b64encode(data).decode()}}
+        return [*last_data, self.delta(expires_at=expires_at)]
 
 
 router = new_router("/v1", "chat")

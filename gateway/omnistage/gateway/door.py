@@ -6,8 +6,8 @@ import asyncio
 import hashlib
 import hmac
 from collections.abc import Callable
-from functools import cached_property
-from typing import Annotated, Any
+from functools import cached_property, partial
+from typing import Annotated, Any, cast
 
 import structlog
 from fastapi import Depends, Request
@@ -22,7 +22,7 @@ from omnistage.gateway.fetching import Fetch, Fetcher
 from omnistage.gateway.film_jobs import Jobs
 from omnistage.gateway.film_store import Store
 from omnistage.gateway.kept import FILES_BYTES, ExpiringCache, PictureFile, Transcripts
-from omnistage.gateway.offer import Offer, Views
+from omnistage.gateway.offer import Offer, view_of
 from omnistage.gateway.settings import GatewaySettings
 from omnistage.host.token import Token
 
@@ -65,14 +65,12 @@ class Call:
 
 async def call_of(request: Request) -> Call:
     """The call that the guard has made of a request."""
-    call: Call = request.state.call
-    return call
+    return cast(Call, request.state.call)
 
 
 async def door_of(request: Request) -> Door:
     """The door of the app that got a request."""
-    door: Door = request.app.state.door
-    return door
+    return cast(Door, request.app.state.door)
 
 
 ThisCall = Annotated[Call, Depends(call_of)]
@@ -85,7 +83,7 @@ class Door:
     while the gateway ends. running: how many requests run. pictures: those that have URLs."""
 
     def __init__(self, settings: GatewaySettings, metrics: GatewayMetrics, token: Token | None = None) -> None:
-        """token: shown to the router; see Views. Raises StartError."""
+        """token: shown to the router; see `view_of`. Raises StartError."""
         self.settings, self.metrics = settings, metrics
         self._store = Store(settings.video_folder)
         # No retries, because clients over HTTP retry by themselves, as OpenAI's do. But they give up before a pipeline has started.
@@ -100,8 +98,8 @@ class Door:
         metrics.inflight.set_function(lambda: self.running)
         self._idle = asyncio.Event()
         self._idle.set()
-        self._views = Views(self.omni, token)
-        self.jobs = Jobs(self._store, self._views, settings, metrics)
+        self._view = partial(view_of, self.omni, token)
+        self.jobs = Jobs(self._store, self._view, settings, metrics)
 
     async def close(self) -> None:
         """End all jobs of films; the next gateway with this folder goes on with them."""
@@ -115,9 +113,9 @@ class Door:
         # The host is hashed with a secret, so a stranger cannot send a key that gives the same name.
         name, host = key or self._hashed(account.host), self._hashed(f"host {account.host}")
         if key:
-            account.client = key_name(key)
+            account.client = f"key:{hashlib.sha256(key.encode()).hexdigest()[:16]}"  # As in the log of the router.
         try:
-            return Call(self, account, self._views.of(name, host), self._hashed(f"visitor {name}"), host)
+            return Call(self, account, self._view(name, host), self._hashed(f"visitor {name}"), host)
         except BadRequestError as error:
             fault = error.message.removeprefix("api_key: ")
             raise ApiError(401, f"the API key {fault}", code="invalid_api_key") from None
@@ -153,11 +151,6 @@ def _key(headers: Headers) -> str | None:
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()
     return next((value for value in map(headers.get, KEY_HEADERS) if value), None)
-
-
-def key_name(key: str) -> str:
-    """The name by which the router's log shows this key."""
-    return f"key:{hashlib.sha256(key.encode()).hexdigest()[:16]}"
 
 
 def _warn(message: str) -> None:

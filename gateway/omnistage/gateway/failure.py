@@ -145,8 +145,9 @@ def of_omni(error: OmniError, fields: Mapping[str, str] | None = None) -> ApiErr
     """The ApiError for an error of the client library. fields: the caller's name of each field, by the library's name."""
     message = error.message or str(error)
     words = wording(fields or {})
+    hint = next((HINTS[kind] for kind in type(error).__mro__ if kind in HINTS), error.advice)
     status, code = next(KINDS[kind] for kind in type(error).__mro__ if kind in KINDS)
-    extra: dict[str, Any] = {"reason": error.reason, "hint": _hint(error, words)}
+    extra: dict[str, Any] = {"reason": error.reason, "hint": words.hint(hint)}
     match error:
         case BadRequestError():
             names = tuple(bad.field for bad in error.fields)
@@ -168,11 +169,6 @@ def of_omni(error: OmniError, fields: Mapping[str, str] | None = None) -> ApiErr
 def wording(fields: Mapping[str, str]) -> Wording:
     """The Wording of errors over HTTP. fields: as in `of_omni`."""
     return Wording({"pipelines": "GET /v1/models", **fields}, lambda name, value: f'"{name}": "{value}"')
-
-
-def _hint(error: OmniError, words: Wording) -> str:
-    """The hint of `HINTS` for this kind of error, or else the error's own, in words of this interface."""
-    return words.hint(next((HINTS[kind] for kind in type(error).__mro__ if kind in HINTS), error.advice))
 
 
 def _quote(text: str) -> str:
@@ -203,13 +199,7 @@ def _place(fault: Mapping[str, Any]) -> Sequence[object]:
 
 def path_of(keys: Sequence[object]) -> str:
     """The path of a field: messages[0].content for ("messages", 0, "content")."""
-    path = ""
-    for part in keys:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        else:
-            path += f".{part}" if path else str(part)
-    return path
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).removeprefix(".")
 
 
 TEXT_NAMES = ("request", "text", "verbatim", "messages", "conversation")

@@ -87,17 +87,20 @@ class Fetcher:
         address = await _address_of(target, field)
         # Connect to the address that was checked, because a second look-up of the name may give another one.
         headers = {"Host": target.netloc.decode(), "Accept-Encoding": "identity", "User-Agent": "omnistage"}
-        async with httpx2.AsyncClient(verify=self._trust, trust_env=False, timeout=LIMIT_S) as client:
-            request = client.build_request("GET", target.copy_with(host=address), headers=headers, extensions={"sni_hostname": target.host})
-            answer = await client.send(request, stream=True)
-            try:
-                if answer.has_redirect_location:
-                    return target.join(answer.headers["location"])
-                if answer.status_code != httpx2.codes.OK:
-                    raise _refusal(field, f"{target.host} says {answer.status_code}")
-                return await _read(budget, answer, field)
-            finally:
-                await answer.aclose()
+        extensions = {"sni_hostname": target.host}
+        async with (
+            httpx2.AsyncClient(verify=self._trust, trust_env=False, timeout=LIMIT_S) as client,
+            client.stream("GET", target.copy_with(host=address), headers=headers, extensions=extensions) as answer,
+        ):
+            if answer.has_redirect_location:
+                return target.join(answer.headers["location"])
+            if answer.status_code != httpx2.codes.OK:
+                raise _refusal(field, f"{target.host} says {answer.status_code}")
+            pieces: list[bytes] = []
+            async for piece in answer.aiter_raw(65_536):
+                budget.grow(len(piece), field)
+                pieces.append(piece)
+            return b"".join(pieces)
 
 
 class _MediaBudget:
@@ -119,15 +122,6 @@ class _MediaBudget:
         if self._memory.held_bytes + size > self._max_bytes:
             raise _refusal(field, f"with it the media of this request have more than {self._max_bytes >> 20} MiB")
         self._memory.take(size)
-
-
-async def _read(budget: _MediaBudget, answer: httpx2.Response, field: str) -> bytes:
-    """The body of an answer; its pieces are counted in `budget`. Raises ApiError if it is too large."""
-    pieces: list[bytes] = []
-    async for piece in answer.aiter_raw(65_536):
-        budget.grow(len(piece), field)
-        pieces.append(piece)
-    return b"".join(pieces)
 
 
 async def _address_of(target: httpx2.URL, field: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import sqlite3
 import time
 from collections import Counter
@@ -19,7 +20,6 @@ from omnistage.client.errors import BadRequestError, OmniError, RouterLostError,
 from omnistage.gateway.accounts import GatewayMetrics
 from omnistage.gateway.failure import ApiError, fields_of, of_omni
 from omnistage.gateway.film_store import BEGINNING, GROWING, FilmJob, Growing, Store, facts_of, finish, make_film, run_to_end
-from omnistage.gateway.offer import Views
 from omnistage.gateway.settings import GatewaySettings
 from omnistage.host.places import Client, Places, Refused
 
@@ -76,8 +76,9 @@ class _Run:
 class Jobs:
     """All jobs of one gateway. `resume` reads those that an earlier process left."""
 
-    def __init__(self, store: Store, views: Views, settings: GatewaySettings, metrics: GatewayMetrics) -> None:
-        self._store, self._views, self._settings, self._metrics = store, views, settings, metrics
+    def __init__(self, store: Store, view: Callable[[str, str], AsyncOmni], settings: GatewaySettings, metrics: GatewayMetrics) -> None:
+        """view: gives the client of the router that asks for a sender, by the sender's key and host."""
+        self._store, self._view, self._settings, self._metrics = store, view, settings, metrics
         self._jobs: dict[str, FilmJob] = {}
         self._runs: dict[str, _Run] = {}
         self._writing = asyncio.Lock()  # held while the store is changed
@@ -89,7 +90,7 @@ class Jobs:
         """Read the jobs that an earlier process left, and go on with those that have not ended. Raises StartError."""
         for job in await asyncio.to_thread(self._store.jobs):
             try:
-                omni = self._views.of(job.who, job.host)
+                omni = self._view(job.who, job.host)
             except BadRequestError as error:
                 log.warning("film.damaged", job=job.id, why=error.message)
                 continue
@@ -161,8 +162,7 @@ class Jobs:
         return None if run is None else run.growing
 
     def _is_past(self, job: FilmJob) -> bool:
-        expires_at = self.expires_at(job)
-        return expires_at is not None and expires_at <= time.time()
+        return (self.expires_at(job) or math.inf) <= time.time()
 
     # Asking and deleting -------------------------------------------------------------------------------------------------------------
 
@@ -344,7 +344,7 @@ class Jobs:
         job.options, job.picture_bytes = {"seed": job.options["seed"]}, 0  # Nothing reads the other options any more.
         await self._put(job)
         try:
-            self._store.remove_file(job, BEGINNING)
+            self._store.file(job, BEGINNING).unlink(missing_ok=True)
         except OSError as fault:
             log.warning("film.not_removed", job=job.id, why=str(fault))
         self._job_end.set()
@@ -437,5 +437,4 @@ def _code_of(error: OSError | sqlite3.Error) -> str:
 
 def _error_fields(failure: ApiError) -> dict[str, str]:
     """The fields in which a job reports a failure."""
-    hint = f" {failure.hint}" if failure.hint else ""
-    return {"code": failure.code or "internal", "message": f"{failure.message}.{hint}" if hint else failure.message}
+    return {"code": failure.code or "internal", "message": f"{failure.message}. {failure.hint}" if failure.hint else failure.message}

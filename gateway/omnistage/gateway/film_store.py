@@ -238,14 +238,14 @@ class Store:
                     os.fsync(file.fileno())
             self.put(job)
         except BaseException:
-            self.remove_file(job, BEGINNING)
+            self.file(job, BEGINNING).unlink(missing_ok=True)
             raise
 
     def remove(self, job: FilmJob) -> None:
         """Remove a job's files, then the job. Raises OSError, sqlite3.Error; then the row is still there, perhaps without its files."""
         # Files first: a full disk has no room for the database's own writes. "bin" is the suffix of an unknown media type.
         for end in (*ENDS.values(), GROWING, BEGINNING, "bin"):
-            self.remove_file(job, end)
+            self.file(job, end).unlink(missing_ok=True)
         with self._lock:
             self._database.execute("DELETE FROM jobs WHERE id = ?", (job.id,))
 
@@ -256,9 +256,6 @@ class Store:
     def film(self, job: FilmJob) -> Path:
         """The path of the film's file once it is whole."""
         return self.file(job, ENDS.get(job.media_type.partition(";")[0].strip(), "bin"))
-
-    def remove_file(self, job: FilmJob, end: str) -> None:
-        self.file(job, end).unlink(missing_ok=True)
 
     def close(self) -> None:
         with self._lock:

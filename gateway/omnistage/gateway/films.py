@@ -25,7 +25,7 @@ from omnistage.gateway.film_jobs import FIELDS, PICTURE, Jobs
 from omnistage.gateway.film_store import ENDS, FilmJob, ask_for_film, run_to_end
 from omnistage.gateway.kept import new_name
 from omnistage.gateway.offer import FILM
-from omnistage.gateway.pictures import FILE, SIZE, Media, PictureReference, fetch_pictures, sides_of, size_of, take_pictures
+from omnistage.gateway.pictures import FILE, FILE_HEADERS, SIZE, Media, PictureReference, fetch_pictures, sides_of, size_of, take_pictures
 
 MAX_PAGE_JOBS = 100
 
@@ -46,12 +46,8 @@ AUTO = "auto"
 
 CONTENT: dict[int | str, dict[str, Any]] = {200: {"content": {media_type: {} for media_type in ENDS}}}
 
-FILE_HEADERS = {
-    "Cache-Control": "private, no-store",
-    "X-Content-Type-Options": "nosniff",
-    "Content-Security-Policy": "default-src 'none'; sandbox",
-}
-"""Headers of a film's file: a browser keeps no copy, and runs nothing that is inside it."""
+FILM_HEADERS = {"Cache-Control": "private, no-store", **FILE_HEADERS}
+"""Headers of a film's file, of which a browser keeps no copy."""
 
 MAX_SECONDS = 3600
 MAX_FRAMES = 1 << 16
@@ -119,12 +115,11 @@ async def _create_job(call: Call, body: FilmRequest, media: Media) -> dict[str, 
     if body.seconds is not None and body.frames is not None:
         raise invalid("seconds", "frames say how long it is; give one of them")
     picture = await _picture(call, media) if media else None
-    width, height = sides_of(body.size)
     if body.seed is None:
         body.seed = secrets.randbelow(DRAWN_SEEDS)
     pipeline = await call.door.offer.pipeline_that_can(FILM, body.model)
     media_type = body.format and MEDIA_TYPES[body.format]
-    options = call.options(pipeline=pipeline, width=width, height=height, media_type=media_type, **body.same_options)
+    options = call.options(pipeline=pipeline, media_type=media_type, **sides_of(body.size), **body.same_options)
     del options["timeout_s"]  # The time limit begins only when the job begins.
     # The router is not asked yet, but the client library already refuses wrong options.
     _check(options)
@@ -272,14 +267,14 @@ async def content(
     if growing is None or job.status == "completed":  # A completed job has its whole file already.
         path = await call.door.jobs.film(job)
         check_range(request, job.size_bytes)
-        return FileResponse(path, media_type=job.media_type, headers=FILE_HEADERS)
+        return FileResponse(path, media_type=job.media_type, headers=FILM_HEADERS)
     if not stream:
         hint = "Ask again when its status is completed, or with ?stream=true for what there is."
         raise ApiError(409, f"this video is {job.status}", code="not_ready", hint=hint, headers={"X-Should-Retry": "false"})
     if request.method == "HEAD":
-        return Response(media_type=job.media_type, headers=FILE_HEADERS)
+        return Response(media_type=job.media_type, headers=FILM_HEADERS)
     answer = await stream_response(call.account, growing.read(), error_piece=None)
-    answer.headers.update({**FILE_HEADERS, "Content-Type": job.media_type})  # The type is known since the first piece.
+    answer.headers.update({**FILM_HEADERS, "Content-Type": job.media_type})  # The type is known since the first piece.
     return answer
 
 

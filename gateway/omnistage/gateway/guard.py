@@ -62,6 +62,8 @@ LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """Names of this machine, by which a gateway on a loopback address may be called."""
 
 
+CLOSING = {"Connection": "close"}
+
 BUG = ApiError(500, "the gateway failed; its log has the cause", code="internal")
 
 
@@ -81,8 +83,6 @@ class HttpGuard:
         self._ledgers = [Ledger(accounts.BODIES_BYTES), Ledger(accounts.SMALL_BODIES_BYTES)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
         account = HttpAccount(scope["method"], scope["path"])
         scope.setdefault("state", {})["account"] = account
         answer = AnswerSender(account, send, lambda error, send: self._readable(error.response)(scope, receive, send))
@@ -162,13 +162,11 @@ class HttpGuard:
             raise ApiError(431, f"the headers have more than {HEAD_BYTES >> 10} KiB", code="headers_too_large")
         if "content-length" in request.headers and "transfer-encoding" in request.headers:
             # A proxy on the way may use the other length, and then treat the rest of the body as another client's request.
-            closing = {"Connection": "close"}
-            raise ApiError(400, "the body has two lengths", code="invalid_http", headers=closing)
+            raise ApiError(400, "the body has two lengths", code="invalid_http", headers=CLOSING)
         has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
         if has_body and request.method not in WITH_BODY:
             # Nothing reads it, but it would be held, and counted, for as long as the request is answered.
-            closing = {"Connection": "close"}
-            raise ApiError(400, f"a {request.method[:16]} has no body here", code="body_not_taken", headers=closing)
+            raise ApiError(400, f"a {request.method[:16]} has no body here", code="body_not_taken", headers=CLOSING)
         path = request.scope["path"]
         if path in PROBES:
             return

@@ -22,15 +22,15 @@ MAX_PARTS = 4096
 KEYS = ("role", "content", "name", "refusal", "annotations", "audio", "function_call", "tool_calls", "reasoning_content")
 """The keys that a message may have."""
 
-Said = Callable[[str], str | None]
-"""Returns the text of an earlier sound, by the sound's id; None: this client has heard no such sound."""
-
 Turn = dict[str, Any]
 
 
-async def turns_of(messages: Sequence[Mapping[str, Any]], transcript_of: Said, fetch: Fetch, *, use_audio: bool = False) -> list[Turn]:
-    """The turns for these messages. The media at web URLs are fetched. transcript_of: see `Said`. use_audio: whether a film is heard if
-    its part does not say. Raises ApiError, BadRequestError."""
+async def turns_of(
+    messages: Sequence[Mapping[str, Any]], transcript_of: Callable[[str], str | None], fetch: Fetch, *, use_audio: bool = False
+) -> list[Turn]:
+    """The turns for these messages. The media at web URLs are fetched. transcript_of: gives the text of an earlier sound by the sound's id;
+    None: this client has heard no such sound. use_audio: whether a film is heard if its part does not say. Raises ApiError,
+    BadRequestError."""
     turns = [_turn(message, f"messages[{i}]", transcript_of) for i, message in enumerate(messages)]
     if use_audio:
         turns = [_with_heard_films(turn, f"messages[{i}]") for i, turn in enumerate(turns)]
@@ -61,7 +61,7 @@ def _characters(turn: Turn) -> int:
     return sum(len(text) for text in texts if isinstance(text, str))
 
 
-def _turn(message: Mapping[str, Any], field: str, transcript_of: Said) -> Turn:
+def _turn(message: Mapping[str, Any], field: str, transcript_of: Callable[[str], str | None]) -> Turn:
     """The turn for one message; its media are not fetched yet. Raises ApiError."""
     check_keys(message, (*KEYS, "tool_call_id"), field)  # That one is refused below, in words of its own.
     if message.get("role") in ("tool", "function"):
@@ -112,7 +112,7 @@ def _check_thought(thought: object, role: object, field: str) -> None:
         raise invalid(field, "only messages of an assistant have it; leave it out")
 
 
-def _earlier_text(audio: object, field: str, transcript_of: Said) -> str:
+def _earlier_text(audio: object, field: str, transcript_of: Callable[[str], str | None]) -> str:
     """The text of an earlier answer, found by the id of its sound. If no text is kept under the id, the transcript
     in `audio`, if the client has sent one. Raises ApiError."""
     name = audio.get("id") if isinstance(audio, Mapping) else None

@@ -25,19 +25,9 @@ FILES = {
 }
 """All files of the page, by name: nothing else in the folder is served."""
 
-POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self' data: blob:",
-        "connect-src 'self'",
-        "media-src 'self' blob: data:",
-        "worker-src 'self'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-    )
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; media-src 'self' blob: data:;"
+    " worker-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 """The content that a browser may load and run: files of this gateway, and pictures and sound that the page itself made."""
 

@@ -46,12 +46,12 @@ def size_of(value: str) -> str:
     return value
 
 
-def sides_of(size: str | None) -> tuple[int, int] | tuple[None, None]:
-    """Width and height in pixels; None: the model chooses."""
+def sides_of(size: str | None) -> dict[str, int]:
+    """The options width and height, in pixels; none of them if the model chooses."""
     if size is None or size == "auto":
-        return None, None
+        return {}
     width, _, height = size.partition("x")
-    return int(width), int(height)
+    return {"width": int(width), "height": int(height)}
 
 
 class PictureReference(Body):
@@ -167,27 +167,17 @@ async def fetch_pictures(media: Media, fetch: Fetch) -> Media:
 
 FIELDS = fields_of(
     "prompt",
-    {
-        "width": "size",
-        "height": "size",
-        "preview_side": "partial_images",
-        "results": "n",
-        "media_type": "output_format",
-        "previews": "partial_images",
-        "mask_image": "mask",
-    },
+    dict.fromkeys(("width", "height"), "size")
+    | dict.fromkeys(("preview_side", "previews"), "partial_images")
+    | {"results": "n", "media_type": "output_format", "mask_image": "mask"},
 )
 """The field of this interface, by the name that the client library and the stages use."""
 
 PICTURE: dict[int | str, dict[str, Any]] = {200: {"content": {f"image/{form}": {} for form in ("png", "jpeg", "webp")}}}
 """The answer in our document."""
 
-FILE_HEADERS = {
-    "Cache-Control": f"private, max-age={int(KEPT_S)}",
-    "X-Content-Type-Options": "nosniff",
-    "Content-Security-Policy": "default-src 'none'; sandbox",
-}
-"""Headers of a picture that a browser opens by itself: they keep anything inside it from running as a page of this gateway."""
+FILE_HEADERS = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "default-src 'none'; sandbox"}
+"""Headers of a file that a browser opens by itself: they keep anything inside it from running as a page of this gateway."""
 
 
 async def _read_edit(request: Request) -> tuple[PictureRequest, Media, str]:
@@ -207,13 +197,11 @@ async def _ask(call: Call, body: PictureRequest, media: Media) -> Events:
     """The events of a drawing; the router is asked when the first of them is read. media: emptied, because the client library has copied
     them, and nobody needs them any more."""
     fetched_media = await fetch_pictures(media, call.fetch)
-    width, height = sides_of(body.size)
     options = body.same_options | {
         "pipeline": await call.door.offer.pipeline_that_can(DRAW, body.model),
         "outputs": ["image", "progress"] if body.stream and body.include_events else ["image"],
-        "background": None,
-        "width": width,
-        "height": height,
+        "background": None,  # The library's option of this name is the colour under pictures that are sent.
+        **sides_of(body.size),
         "results": body.n,
         "media_type": body.output_format and f"image/{body.output_format}",
         "previews": (body.partial_images or None) if body.stream else None,
@@ -264,7 +252,7 @@ def _response(answer: Answer, body: PictureRequest, url_of: Callable[[Picture], 
         "data": [_picture(picture, body, url_of(picture)) for picture in answer.pictures],
         "background": _background(body),
         **({"output_format": _format(first)} if first else {}),
-        **({"size": body.size} if sides_of(body.size)[0] else {}),
+        **({"size": body.size} if sides_of(body.size) else {}),
         "usage": picture_usage(answer.usage),
         "seed": answer.seed,
         **({"notes": list(answer.notes)} if answer.notes else {}),
@@ -383,4 +371,5 @@ async def file(call: ThisCall, name: str) -> Response:
     picture = call.door.pictures.get(name.partition(".")[0])
     if picture is None:
         raise ApiError(404, "there is no such picture, or it is no longer kept", code="not_found", hint="Draw it again.")
-    return Response(picture.data, media_type=picture.media_type, headers=FILE_HEADERS)
+    headers = {"Cache-Control": f"private, max-age={int(KEPT_S)}", **FILE_HEADERS}
+    return Response(picture.data, media_type=picture.media_type, headers=headers)

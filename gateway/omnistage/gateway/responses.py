@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from itertools import count
 from typing import Annotated, Any, Literal
 
@@ -33,9 +34,7 @@ MAX_INCLUDED = 32
 MAX_METADATA = 16
 
 
-def _limit_metadata(metadata: object) -> object:
-    """Refuse metadata with too many keys."""
-    return limit_keys(metadata, MAX_METADATA)
+Metadata = Annotated[dict[str, str], Field(max_length=MAX_METADATA), BeforeValidator(partial(limit_keys, max_keys=MAX_METADATA))]
 
 
 def _messages_of(value: object) -> object:
@@ -76,7 +75,7 @@ class ResponsesRequest(ConversationBody):
     stream_options: ResponseStreamOptions | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     include: Annotated[list[str], Field(max_length=MAX_INCLUDED)] | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=MAX_METADATA), BeforeValidator(_limit_metadata)] | None = None
+    metadata: Metadata | None = None
     seed: Annotated[Seed | None, Field(description="Ours: the same seed gives the same answer.")] = None
 
     max_tool_calls: Ignored = None

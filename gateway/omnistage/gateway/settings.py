@@ -82,15 +82,12 @@ class GatewaySettings(ServerSettings):
 
     @field_validator("model_names", "voice_names", mode="before")
     @classmethod
-    def _pairs(cls, value: object) -> object:
-        """The names and values of a comma-separated text of NAME=VALUE."""
-        if not isinstance(value, str):
+    def _pairs(cls, value: object, info: ValidationInfo) -> object:
+        """The names in OPENAI_NAMES, changed by the setting, a comma-separated text of NAME=VALUE, which may add names, change their
+        meaning, or remove them."""
+        if isinstance(value, str):
+            pairs = [part.partition("=") for part in value.split(",") if part.strip()]
+            value = {name.strip(): meaning.strip() for name, _, meaning in pairs}
+        if not isinstance(value, dict):
             return value
-        pairs = [part.partition("=") for part in value.split(",") if part.strip()]
-        return {name.strip(): meaning.strip() for name, _, meaning in pairs}
-
-    @field_validator("model_names", "voice_names")
-    @classmethod
-    def _with_known(cls, names: dict[str, str], info: ValidationInfo) -> dict[str, str]:
-        """The names in OPENAI_NAMES, changed by the setting, which may add names, change their meaning, or remove them."""
-        return {name: meaning for name, meaning in {**OPENAI_NAMES[str(info.field_name)], **names}.items() if meaning != NO_NAME}
+        return {name: meaning for name, meaning in {**OPENAI_NAMES[str(info.field_name)], **value}.items() if meaning != NO_NAME}

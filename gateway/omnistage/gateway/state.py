@@ -19,6 +19,7 @@ from omnistage.client.errors import OmniError
 from omnistage.gateway.answering import EVENTS
 from omnistage.gateway.body import new_router
 from omnistage.gateway.door import Door, ThisDoor
+from omnistage.gateway.failure import ApiError
 from omnistage.gateway.sound import MEDIA_TYPES
 
 router = new_router("")
@@ -122,16 +123,7 @@ ERROR: Mapping[str, Any] = {
             },
         }
     },
-    "example": {
-        "error": {
-            "message": "temperature: must be at most 2",
-            "type": "invalid_request_error",
-            "param": "temperature",
-            "code": "invalid_value",
-            "reason": "BAD_REQUEST",
-            "hint": None,
-        }
-    },
+    "example": ApiError(400, "temperature: must be at most 2", param="temperature", code="invalid_value").body,
 }
 
 _RETRY_AFTER = {"description": "seconds after which to ask again", "schema": {"type": "integer", "minimum": 0}}
