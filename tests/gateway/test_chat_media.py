@@ -163,11 +163,6 @@ def test_what_is_wrong_about_the_sound_of_a_film_is_named(
     assert caught.value.param == param
 
 
-def test_a_response_sees_pictures(client: openai.OpenAI) -> None:
-    parts = [{"type": "input_text", "text": "See "}, {"type": "input_image", "image_url": data_url(png(PICTURE), "image/png")}]
-    assert responded(client, *parts) == said("See ", PICTURE)
-
-
 def test_a_pipeline_without_sound_is_not_asked_for_it(client: openai.OpenAI) -> None:
     assert asked(client, text("Hello"), model="text-alone") == said("Hello")
     sound: dict[str, Any] = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "pcm16"}}
