@@ -60,34 +60,6 @@ def error_of(answer: httpx2.Response) -> tuple[int, str | None]:
     return answer.status_code, answer.json()["error"]["param"]
 
 
-def test_a_model_is_refused_for_what_it_cannot_do_by_name_and_told_who_can(url: str, toy: servers.ServerProcesses, tmp_path: Path) -> None:
-    misfits = [
-        (url, "/v1/audio/speech", {"model": "toy-film", "input": "Hello"}, "speak"),
-        (url, "/v1/audio/speech", {"model": "tts-1", "input": "Hello"}, "no pipeline here can speak"),
-        (url, "/v1/audio/speech", {"input": "Hello", "stream_format": "sse"}, "no pipeline here can speak"),
-        (url, "/v1/chat/completions", {"model": "toy-film", "messages": [{"role": "user", "content": "Hello"}]}, "cannot answer"),
-        (url, "/v1/responses", {"model": "toy-film", "input": "Hello"}, "cannot answer"),
-    ]
-    with gateway(toy.address, tmp_path) as server:
-        talks = f"http://{server.address}"
-        misfits += [
-            (talks, "/v1/images/generations", {"prompt": PROMPT}, "no pipeline here can draw"),
-            (talks, "/v1/images/generations", {"prompt": PROMPT, "model": "toy", "stream": True}, "toy cannot draw"),
-            (talks, "/v1/images/generations", {"prompt": PROMPT, "model": "dall-e-3"}, "no pipeline here can draw"),
-            (talks, "/v1/images/edits", {"prompt": PROMPT, "images": [{"image_url": URL_OF_SKETCH}]}, "no pipeline here can draw"),
-            (talks, "/v1/videos", {"prompt": PROMPT}, "no pipeline here can make films"),
-            (talks, "/v1/videos", {"prompt": PROMPT, "model": "toy"}, "toy cannot make films"),
-            (talks, "/v1/audio/generate", {"prompt": RAIN, "model": "toy"}, "toy cannot make sound of a prompt"),
-        ]
-        for where, path, body, told in misfits:
-            answer = httpx2.post(f"{where}{path}", json=body)
-            error = answer.json()["error"]
-            assert (answer.status_code, error["param"], error["code"], error["reason"]) == (400, "model", "unsupported", "BAD_REQUEST")
-            assert told in error["message"], error
-            assert "/v1/" in error["hint"], error
-    assert error["hint"] == "Ask POST /v1/chat/completions for it."
-
-
 def test_pictures_are_those_of_the_formula(client: openai.OpenAI) -> None:
     ours = {"seed": SEED, "steps": 3, "negative_prompt": "dog"}
     answer = client.images.generate(model="gpt-image-1", prompt=PROMPT, n=2, quality="high", user="ann", extra_body=ours)

@@ -16,6 +16,7 @@ from omnistage.models.toy.files import png
 SKETCH = png(np.add.outer(np.arange(16), 3 * np.arange(16)).astype(np.uint8))
 DATA_URL = "data:image/png;base64," + b64encode(SKETCH).decode()
 SOUND: dict[str, Any] = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "pcm16"}}
+LONG = "x" * ((1 << 20) + 1)
 MANY_OPTIONS = {f"o{n}": n for n in range(65)}
 
 GOOD: dict[str, dict[str, Any]] = {
@@ -31,23 +32,23 @@ CHAT, RESPONSES, SPEECH, RAIN, PICTURE, EDIT, FILM = GOOD
 OF_TOY = (CHAT, RESPONSES, SPEECH)
 """Endpoints that are asked at the toy that speaks, the others at the one that draws."""
 
-VALUES: dict[str, dict[str, list[Any]]] = {
+VALUES: dict[str, dict[str, Any]] = {
     CHAT: {"n": [9], "temperature": ["hot"], "max_tokens": [100_000], "max_completion_tokens": [100_000], "top_k": [-1], "stop": [5]}
-    | {"choice": [[]], "colour": ["red"], "messages": [[]], "background": ["red"], "regex": ["a+"], "top_logprobs": [2]}
+    | {"choice": [[]], "colour": ["red"], "messages": [[]], "background": ["red"], "regex": ["a+", LONG], "top_logprobs": [2]}
     | {"response_format": [{"type": "json_object"}], "functions": [[{"name": "f"}]], "tool_choice": ["required"]}
     | {"tools": [[{"type": "function", "function": {"name": "f"}}]], "logit_bias": [{"50256": -100}]}
     | {"prediction": [{"type": "content", "content": "x"}], "web_search_options": [{"search_context_size": "low"}]},
     RESPONSES: {"tools": [[{"type": "web_search"}]], "previous_response_id": ["resp_1"], "conversation": ["conv_1"]}
-    | {"background": [True], "prompt": [{"id": "pmpt_1"}], "colour": ["red"], "max_output_tokens": [100_000], "input": [[]]},
-    SPEECH: {"speed": [0.4, 2.5, "fast"], "input": [" ", "x" * 1_100_000], "voice": ["bob"], "response_format": ["ogg"]}
+    | {"background": [True], "prompt": [{"id": "pmpt_1"}], "colour": ["red"], "max_output_tokens": [100_000], "input": [[], LONG]},
+    SPEECH: {"speed": [0.4, 2.5, "fast"], "input": [" ", LONG], "voice": ["bob"], "response_format": ["ogg"]}
     | {"sample_rate_hz": [12345], "seed": [1 << 64, []], "loudness": [1], "model": ["whisper-1"], "markdown": ["maybe"]},
     RAIN: {"prompt": ["", None], "seconds": [0, -1, 11, 3601, "long"], "begin_s": [-1], "steps": [1001], "guidance_scale": [-1]}
     | {"seed": [1 << 64], "response_format": ["midi"], "voice": ["alloy"]},
-    PICTURE: {"size": ["300x300", "large"], "n": [0, 9], "prompt": [""], "background": ["transparent"], "output_format": ["webp", "gif"]}
-    | {"partial_images": [4], "steps": [5000], "guidance_scale": [-1], "seed": [1 << 64], "layers": [65], "tools": [[]]}
-    | {"sigmas": [[1.0, 0.5], []], "strength": [0.5], "control_image": [{"image_url": DATA_URL}]}
+    PICTURE: {"size": ["300x300", "large"], "n": [0, 9], "prompt": ["", LONG], "background": ["transparent"]}
+    | {"output_format": ["webp", "gif"], "partial_images": [4], "steps": [5000], "guidance_scale": [-1], "seed": [1 << 64]}
+    | {"layers": [65], "tools": [[]], "sigmas": [[1.0, 0.5], []], "strength": [0.5], "control_image": [{"image_url": DATA_URL}]}
     | {"options": [{"eta": 0.5, "on": True}, MANY_OPTIONS]},
-    EDIT: {"images": [[], [{"image_url": DATA_URL}] * 17], "mask": [{"image_url": DATA_URL}]},
+    EDIT: {"images": [[], [{"image_url": DATA_URL}] * 17], "mask": [{"image_url": DATA_URL}], "prompt": [LONG]},
     FILM: {"prompt": ["", "x" * 32_001, None], "size": ["large", "0x32", "99999x32"], "frames": [0, 1.5, 1 << 17], "seconds": [4]}
     | {"frames_per_second": [0, 121], "steps": [0, 1001], "guidance_scale": [-1], "guidance_scale_2": [101], "flow_shift": [-1]}
     | {"seed": [1 << 64], "format": ["gif"], "model": ["none-such"], "options": [MANY_OPTIONS, {"one": "x" * 40_000, "two": "x" * 40_000}]}
@@ -78,6 +79,7 @@ def spoken(voice: object = "alloy", **fields: Any) -> dict[str, Any]:
 
 
 IN_CHAT = "messages[0].content[0]"
+MOVIE, HEARD = "data:video/mp4;base64,AAAAGGZ0eXBpc29t", {"mm_processor_kwargs": {"use_audio_in_video": True}}
 URLS = {"cat.png": "https", "file:///cat.png": "https", "https://a.example.com/cat.png": "nothing is fetched from the web"}
 
 NAMED: list[tuple[str, dict[str, Any], str, str]] = [
@@ -89,6 +91,13 @@ NAMED: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, spoken({"id": 5}), "audio.voice", "text"),
     (CHAT, spoken(format="midi"), "audio.format", "'wav'"),
     (CHAT, {"model": "gpt-9"}, "model", "there are: toy"),
+    (CHAT, {"n": 3, "stop": [""]}, "stop", "stop"),
+    (CHAT, {"regex": LONG}, "regex", str(1 << 20)),
+    (CHAT, {"mm_processor_kwargs": {"use_audio_in_video": "perhaps"}}, "mm_processor_kwargs.use_audio_in_video", "must be"),
+    (CHAT, {"mm_processor_kwargs": {"fps": 3}}, "mm_processor_kwargs.fps", "Unrecognized"),
+    (CHAT, part(type="video_url", video_url=MOVIE, use_audio=1), f"{IN_CHAT}.use_audio", "use_audio"),
+    (CHAT, part(type="video_url", video_url=MOVIE, use_audio="true") | HEARD, f"{IN_CHAT}.use_audio", "use_audio"),
+    (CHAT, part(type="video_url", video_url={"url": MOVIE, "use_audio": True}, use_audio=True), f"{IN_CHAT}.use_audio", "use_audio"),
     (CHAT, turn(role="tool", tool_call_id="1", content="18"), "messages[0].role", "calls tools"),
     (CHAT, turn(role="function", name="f", content="18"), "messages[0].role", "calls tools"),
     (CHAT, turn(role="assistant", content=None, tool_calls=[{"id": "1"}]), "messages[0].tool_calls", "calls tools"),
@@ -154,6 +163,33 @@ def test_what_cannot_be_done_is_refused_by_name(path: str, change: dict[str, Any
         assert (answer.status_code, error["param"]) == (status, param) and (status == 404 or words in error["message"]), error
         assert not [word for word in ("Input should", "Value error", "unable to parse") if word in error["message"]]
     assert path != FILM or get(film_url, "", "eve").json()["data"] == []
+
+
+MISFITS: list[tuple[str, dict[str, Any], str]] = [
+    (SPEECH, {"model": "toy-film"}, "speak"),
+    (SPEECH, {}, "no pipeline here can speak"),
+    (SPEECH, {"stream_format": "sse"}, "no pipeline here can speak"),
+    (CHAT, {"model": "toy-film"}, "cannot answer"),
+    (RESPONSES, {"model": "toy-film"}, "cannot answer"),
+    (PICTURE, {}, "no pipeline here can draw"),
+    (PICTURE, {"model": "toy", "stream": True}, "toy cannot draw"),
+    (PICTURE, {"model": "dall-e-3"}, "no pipeline here can draw"),
+    (EDIT, {}, "no pipeline here can draw"),
+    (FILM, {}, "no pipeline here can make films"),
+    (FILM, {"model": "toy"}, "toy cannot make films"),
+    (RAIN, {"model": "toy"}, "toy cannot make sound of a prompt"),
+]
+"""Questions to a gateway that cannot answer them: to the toy that draws, or to the one that speaks."""
+
+
+@pytest.mark.parametrize(("path", "change", "words"), MISFITS)
+def test_a_model_is_refused_for_what_it_cannot_do_and_told_who_can(
+    path: str, change: dict[str, Any], words: str, url: str, film_url: str
+) -> None:
+    error = httpx2.post(f"{film_url if path in OF_TOY else url}{path}", json={**GOOD[path], **change}).json()["error"]
+    assert (error["param"], error["code"], error["reason"]) == ("model", "unsupported", "BAD_REQUEST")
+    assert words in error["message"] and "/v1/" in error["hint"], error
+    assert change.get("model") != "toy" or error["hint"] == "Ask POST /v1/chat/completions for it."
 
 
 BOUNDARY = {"Content-Type": "multipart/form-data; boundary=x"}
