@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 from typing import Any
 
 import httpx2
@@ -102,13 +101,6 @@ def test_several_answers_have_seeds_that_count_on(client: openai.OpenAI) -> None
     assert (streamed, sorted(ends)) == (texts, [0, 1, 2])
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_of_several_answers_none_goes_on_where_one_cannot_begin(client: openai.OpenAI, stream: bool) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model="toy", messages=HELLO, n=3, stop=[""], stream=stream)
-    assert caught.value.param == "stop"
-
-
 def test_an_answer_stops_where_it_is_told(client: openai.OpenAI) -> None:
     words = formulas.text(5, "Hello", 6).split()
     answer = client.chat.completions.create(model="toy", messages=HELLO, seed=5, stop=words[3])
@@ -158,69 +150,12 @@ def test_the_client_puts_a_stream_together(client: openai.OpenAI) -> None:
     assert answer.choices[0].message.content == formulas.text(5, "Hello", formulas.NATURAL_LENGTH)
 
 
-def shown(url: str) -> dict[str, Any]:
-    """A question with a picture."""
-    return {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}
-
-
-REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "nothing here does that yet"),
-    ({"functions": [{"name": "f"}]}, "functions", "nothing here does that yet"),
-    ({"tool_choice": "required"}, "tool_choice", "nothing here does that yet"),
-    ({"logit_bias": {"50256": -100}}, "logit_bias", "nothing here does that yet"),
-    ({"prediction": {"type": "content", "content": "x"}}, "prediction", "nothing here does that yet"),
-    ({"web_search_options": {"search_context_size": "low"}}, "web_search_options", "nothing here does that yet"),
-    ({"colour": "red"}, "colour", "Unrecognized request argument supplied: colour"),
-    ({"stream_options": {"colour": 1}}, "stream_options.colour", "Unrecognized request argument supplied"),
-    ({"n": 9}, "n", "at most 8"),
-    ({"temperature": "hot"}, "temperature", "number"),
-    ({"max_tokens": 100_000}, "max_tokens", "max_tokens"),
-    ({"max_completion_tokens": 100_000}, "max_completion_tokens", "max_completion_tokens"),
-    ({"top_logprobs": 2}, "top_logprobs", "goes with logprobs"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "cannot constrain"),
-    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "is missing"),
-    ({"regex": "a+"}, "regex", "cannot constrain"),
-    ({"profile": "loud", **SPOKEN}, "profile", "one of latency"),
-    ({"speed": 9, **SPOKEN}, "speed", "speed"),
-    ({"background": "red"}, "background", "colour as #rrggbb"),
-    ({"modalities": ["text", "audio"], "audio": {"voice": "nobody"}}, "audio.voice", "nobody"),
-    ({"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "midi"}}, "audio.format", "'wav'"),
-    ({"stop": 5}, "stop", "list"),
-    ({"choice": []}, "choice", "list of texts"),
-    ({"top_k": -1}, "top_k", "top_k"),
-    ({"modalities": ["text", "audio"], "audio": {"voice": {"id": 5}}}, "audio.voice", "text"),
-    ({"messages": []}, "messages", "at least 1"),
-    ({"messages": [{"role": "tool", "tool_call_id": "1", "content": "18"}]}, "messages[0].role", "calls tools"),
-    ({"messages": [{"role": "function", "name": "f", "content": "18"}]}, "messages[0].role", "calls tools"),
-    ({"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls", "calls tools"),
-    ({"messages": [{"role": "owner", "content": "x"}]}, "messages[0].role", "'owner'"),
-    ({"messages": [{"role": "user", "content": "x", "images": ["cat.png"]}]}, "messages[0].images", "Unrecognized"),
-    ({"messages": [{"role": "user", "content": [{"type": "image", "image": "cat.png"}]}]}, "messages[0].content[0].type", "'image'"),
-    ({"messages": [{"role": "user", "content": [{"type": "audio", "audio": "cat.wav"}]}]}, "messages[0].content[0].type", "'audio'"),
-    ({"messages": [{"role": "user", "content": [{"type": "video", "video": "cat.mp4"}]}]}, "messages[0].content[0].type", "'video'"),
-    ({"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_id": "1"}}]}]}, "messages[0].content[0].type", "'file'"),
-    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "must be text"),
-    ({"messages": [{"role": "assistant", "content": "x", "reasoning_content": 5}]}, "messages[0].reasoning_content", "must be text"),
-    ({"messages": [{"role": "user", "content": "x", "reasoning_content": "y"}]}, "messages[0].reasoning_content", "of an assistant"),
-    ({"messages": [{"role": "assistant", "content": None, "reasoning_content": None}]}, "messages[0].content", "must be text"),
-    ({"messages": [{"role": "assistant", "audio": {"id": "audio_1"}}]}, "messages[0].audio.id", "send what it said"),
-    (shown("cat.png"), "messages[0].content[0].image_url.url", "https"),
-    (shown("file:///cat.png"), "messages[0].content[0].image_url.url", "https"),
-    (shown("https://a.example.com/cat.png"), "messages[0].content[0].image_url.url", "nothing is fetched from the web"),
-]
-
-
 def test_what_means_nothing_here_is_taken(client: openai.OpenAI) -> None:
     turns: list[Any] = [{"role": "developer", "content": "Be brief."}, {"role": "assistant", "content": None, "refusal": "No."}, *HELLO]
     ours: dict[str, Any] = {"user": "ann", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "safety_identifier": "x"}
     ours |= {"prompt_cache_key": "y", "reasoning_effort": "low", "verbosity": "low", "parallel_tool_calls": True, "tools": []}
     ours |= {"tool_choice": "auto", "logit_bias": {}, "logprobs": False, "top_p": 0, "response_format": {"type": "text"}, "max_tokens": 4}
     assert client.chat.completions.create(model="toy", messages=turns, **ours).choices[0].message.content
-
-
-def test_an_unknown_model_is_told_which_there_are(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="toy"):
-        client.chat.completions.create(model="gpt-9", messages=HELLO)
 
 
 def test_errors_are_of_the_form_that_the_document_has(url: str) -> None:
@@ -280,73 +215,10 @@ def test_instructions_and_items_are_turns(client: openai.OpenAI) -> None:
     assert (answer.output_text, answer.instructions) == (chat.choices[0].message.content, "Be brief.")
 
 
-def asked_with(**part: str) -> dict[str, Any]:
-    """A question of one part."""
-    return {"input": [{"role": "user", "content": [part]}]}
-
-
-REFUSED_RESPONSES: list[tuple[dict[str, Any], str, str]] = [
-    ({"tools": [{"type": "web_search"}]}, "tools", "nothing here does that yet"),
-    ({"previous_response_id": "resp_1"}, "previous_response_id", "nothing here does that yet"),
-    ({"conversation": "conv_1"}, "conversation", "nothing here does that yet"),
-    ({"background": True}, "background", "nothing here does that yet"),
-    ({"prompt": {"id": "pmpt_1"}}, "prompt", "nothing here does that yet"),
-    ({"colour": "red"}, "colour", "Unrecognized request argument supplied: colour"),
-    ({"max_output_tokens": 100_000}, "max_output_tokens", "max_output_tokens"),
-    ({"text": {"format": {"type": "json_object"}}}, "text.format", "cannot constrain"),
-    ({"input": []}, "input", "at least 1"),
-    ({"input": [{"type": "function_call_output", "call_id": "1", "output": "18"}]}, "input[0].type", "other than messages"),
-    ({"input": [{"role": "tool", "content": "18"}]}, "input[0].role", "'tool'"),
-    ({"input": [{"type": "reasoning", "thought": "x"}]}, "input[0].thought", "Unrecognized"),
-    ({"input": [{"type": "reasoning", "summary": "x"}]}, "input[0].summary", "must be a list"),
-    ({"input": [{"type": "reasoning", "summary": [5]}]}, "input[0].summary[0].type", "must be summary_text"),
-    ({"input": [{"type": "reasoning", "content": [{"type": "output_text"}]}]}, "input[0].content[0].type", "must be reasoning_text"),
-    ({"input": [{"type": "reasoning", "content": [{"type": "reasoning_text"}]}]}, "input[0].content[0].text", "must be text"),
-    ({"input": [{"type": "reasoning", "encrypted_content": 5}]}, "input[0].encrypted_content", "must be text"),
-    ({"input": [{"role": "user", "content": "x", "images": ["cat.png"]}]}, "input[0].images", "Unrecognized"),
-    (asked_with(type="input_file", file_id="1"), "input[0].content[0].type", "'input_file'"),
-    (asked_with(type="image", image="cat.png"), "input[0].content[0].type", "'image'"),
-    (asked_with(type="input_image", image_url="cat.png"), "input[0].content[0].image_url", "https"),
-    ({"instructions": "Look.", **asked_with(type="input_image", image_url="data:,")}, "input[0].content[0].image_url", "is empty"),
-    (asked_with(type="input_image", file_id="file-1"), "input[0].content[0].file_id", "give image_url"),
-]
-
-
-def test_half_of_a_surrogate_pair_is_refused(url: str) -> None:
-    """JSON can say it, and UTF-8 cannot."""
-    body = json.dumps({"model": "toy", "input": "x", "instructions": "\ud800"})
-    answer = httpx2.post(f"{url}/v1/responses", content=body.encode(), headers={"Content-Type": "application/json"})
-    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
-
-
 # Both
 
 
-async def test_the_client_for_asyncio_gets_the_same(url: str) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="test", max_retries=0) as client:
-        whole = await client.chat.completions.create(model="toy", messages=HELLO, seed=5)
-        chunks = [chunk async for chunk in await client.chat.completions.create(model="toy", messages=HELLO, seed=5, stream=True)]
-        async with client.responses.stream(model="toy", input="Hello", extra_body=SEED) as stream:
-            answer = await stream.get_final_response()
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content == WHOLE
-    assert answer.output_text == WHOLE
-
-
 CHAT, RESPONSES = ("/chat/completions", {"messages": HELLO}), ("/responses", {"input": "Hello"})
-ALL_REFUSED = [(CHAT, *row) for row in REFUSED] + [(RESPONSES, *row) for row in REFUSED_RESPONSES]
-
-
-@pytest.mark.parametrize(("place", "body", "param", "told"), ALL_REFUSED, ids=[f"{n}-{row[2]}" for n, row in enumerate(ALL_REFUSED)])
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_what_cannot_be_done_is_refused_by_name(
-    client: openai.OpenAI, place: tuple[str, dict[str, Any]], body: dict[str, Any], param: str, told: str, stream: bool
-) -> None:
-    path, question = place
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.post(path, cast_to=object, body={"model": "toy", "stream": stream, **question, **body})
-    assert caught.value.param == param and told in caught.value.message
-
-
 BODIES: dict[str, tuple[tuple[str, dict[str, Any]], dict[str, Any]]] = {
     "text": (CHAT, {}),
     "spoken": (CHAT, SPOKEN),

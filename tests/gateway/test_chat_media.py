@@ -145,29 +145,6 @@ def test_a_film_is_seen_and_heard_where_that_is_said(client: openai.OpenAI, ther
     assert asked(client, {**part, "video_url": url, "use_audio": False}, text("and"), {**part, "video_url": url}, **every_film) == both
 
 
-@pytest.mark.parametrize(
-    ("fields", "options", "param"),
-    [
-        ({"use_audio": 1}, {}, "messages[0].content[0].use_audio"),
-        ({"use_audio": "true"}, {"mm_processor_kwargs": {"use_audio_in_video": True}}, "messages[0].content[0].use_audio"),
-        ({"video_url": {"url": data_url(FILM, "video/mp4"), "use_audio": True}, "use_audio": True}, {}, "messages[0].content[0].use_audio"),
-        ({}, {"mm_processor_kwargs": {"use_audio_in_video": "perhaps"}}, "mm_processor_kwargs.use_audio_in_video"),
-        ({}, {"mm_processor_kwargs": {"fps": 3}}, "mm_processor_kwargs.fps"),
-    ],
-)
-def test_what_is_wrong_about_the_sound_of_a_film_is_named(
-    client: openai.OpenAI, fields: dict[str, Any], options: dict[str, Any], param: str
-) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        asked(client, {"type": "video_url", "video_url": data_url(FILM, "video/mp4"), **fields}, **options)
-    assert caught.value.param == param
-
-
-def test_a_response_sees_pictures(client: openai.OpenAI) -> None:
-    parts = [{"type": "input_text", "text": "See "}, {"type": "input_image", "image_url": data_url(png(PICTURE), "image/png")}]
-    assert responded(client, *parts) == said("See ", PICTURE)
-
-
 def test_a_pipeline_without_sound_is_not_asked_for_it(client: openai.OpenAI) -> None:
     assert asked(client, text("Hello"), model="text-alone") == said("Hello")
     sound: dict[str, Any] = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "pcm16"}}

@@ -22,7 +22,7 @@ from helpers import lengths, servers
 from helpers.gateway import gateway
 from helpers.metrics import fetched, value
 from helpers.servers import NotReady, ServerProcess
-from helpers.videos import SEED, SLOW_CHAIN, ask, by, film_job, frames, get, over, until_it_is
+from helpers.videos import SLOW_CHAIN, ask, by, film_job, frames, get, over, until_it_is
 from helpers.waiting import until
 from omnistage.client.errors import OverloadedError, RequestError, StageLostError, StartingError, UnavailableError
 from omnistage.gateway import film_jobs
@@ -136,9 +136,6 @@ async def test_the_oldest_films_make_way(film_maker: servers.ServerProcesses, tm
         page = fetched(server.metrics_address)
         assert film_bytes < value(page, "omnistage_gateway_film_bytes") < film_bytes + 2000  # With the row of its job.
         assert value(page, "omnistage_gateway_films_ended_total", status="completed", code="OK") == 2
-        too_large = await ended(url, size="256x256", frames=20, steps=1)
-        assert (too_large["status"], too_large["error"]["code"], too_large["bytes"]) == ("failed", "too_large", 0)
-        assert left(tmp_path) <= {".bin"}  # The other film may have gone while this one grew to half of the room.
 
 
 async def test_one_that_is_deleted_is_made_no_more(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
@@ -302,18 +299,6 @@ async def test_nobody_makes_the_films_of_another_host_go(film_maker: servers.Ser
     assert film_jobs._first_to_go(jobs, lambda job: 1) is jobs[1]
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("negative_prompt", "\N{CAT}" * 32_001), ("options", {"one": "x" * 40_000, "other": "x" * 40_000}), ("prompt", "x" * 32_001)],
-)
-def test_a_text_that_would_be_kept_has_a_bound(field: str, value: object, film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
-    with kept(film_maker.address, tmp_path) as (url, _):
-        body = {"prompt": "a cat", "seed": SEED, field: value}
-        refused = httpx2.post(f"{url}/v1/videos", json=body, headers=by("ann"))
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
-        assert get(url).json()["data"] == []
-
-
 async def test_many_who_ask_at_once_get_no_more_jobs_than_there_may_be(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     """Room is made for each of them, which other requests do not wait for."""
     with kept(film_maker.address, tmp_path, "--video-bytes", str(MIB), "--video-jobs", "4") as (url, _):
@@ -367,8 +352,8 @@ async def test_jobs_that_hold_all_they_may_go_on_after_a_restart(film_maker: ser
 async def test_a_film_that_has_more_than_half_of_the_room_costs_no_other(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     with kept(film_maker.address, tmp_path, "--video-bytes", str(MIB)) as (url, _):
         first, large = await ended(url, steps=1), await ended(url, **LARGE)
-        assert (large["status"], large["error"]["code"]) == ("failed", "too_large")
-        assert get(url, f"/{first['id']}/content").content == frames(steps=1)
+        assert (large["status"], large["error"]["code"], large["bytes"]) == ("failed", "too_large", 0)
+        assert get(url, f"/{first['id']}/content").content == frames(steps=1) and left(tmp_path) == {".bin"}
 
 
 async def test_a_folder_is_of_one_gateway(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:

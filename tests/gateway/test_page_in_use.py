@@ -23,7 +23,7 @@ from playwright.async_api import Request, Route, expect
 from helpers import lengths, servers
 from helpers.browser import ask, browser, heard, needs_chromium, opened, page_at, page_of, serious_faults
 from helpers.fleet import fleet
-from helpers.gateway import gateway, router_of
+from helpers.gateway import gateway
 from helpers.page_picture import take_picture
 from helpers.servers import ServerProcess
 from helpers.waiting import until
@@ -293,23 +293,6 @@ async def it_opens_without_its_gateway(place: GatewayInUse) -> None:
         await page.reload()
         await expect(page.locator(".assistant .body")).to_have_text(TEXT)
         await expect(page.locator("#state")).to_have_text("The gateway cannot be reached.")
-
-
-async def it_says_what_went_wrong(place: GatewayInUse) -> None:
-    """An error is told in words; the same question is asked again when it may be."""
-    async with page_of(place.folder) as (page, stack):
-        router_of(stack).stop()
-        await ask(page, QUESTION, SEED)
-        failure = page.get_by_role("alert")
-        await failure.locator(".what").wait_for()
-        again = failure.get_by_role("button", name="Try again", exact=True)
-        await expect(again).to_be_enabled()
-        flags = ("--pipeline", "toy", "--stages", ",".join(f"{kind}={at}" for kind, at in stack.addresses.items()))
-        with ServerProcess("omnistage.router", *flags, "--address", stack.address, log_folder=place.folder) as router:
-            router.wait_ready()
-            await again.click()
-            await expect(page.locator(".assistant:not(.live) .body")).to_have_text(TEXT)
-            await expect(failure).to_have_count(0)
 
 
 async def it_goes_on_when_a_conversation_is_too_long(place: GatewayInUse) -> None:

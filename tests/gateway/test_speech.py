@@ -132,37 +132,6 @@ def test_events_are_as_the_document_has_them(url: str) -> None:
         document().check_answer(data, "/audio/speech", media_type="text/event-stream")
 
 
-@pytest.mark.parametrize(
-    ("asked", "status", "param"),
-    [
-        ({"speed": 0.4}, 400, "speed"),
-        ({"speed": 2.5}, 400, "speed"),
-        ({"input": " "}, 400, "input"),
-        ({"input": "x" * 1_100_000}, 400, "input"),
-        ({"voice": "bob"}, 400, "voice"),
-        ({"voice": {"name": "bob"}}, 400, None),
-        ({"response_format": "ogg"}, 400, "response_format"),
-        ({"response_format": "opus", "sample_rate_hz": 22050}, 400, "response_format"),
-        ({"sample_rate_hz": 12345}, 400, "sample_rate_hz"),
-        ({"seed": 1 << 64}, 400, "seed"),
-        ({"loudness": 1}, 400, "loudness"),
-        ({"model": "whisper-1"}, 404, "model"),
-        ({"speed": "fast"}, 400, "speed"),
-        ({"markdown": "maybe"}, 400, "markdown"),
-        ({"seed": []}, 400, "seed"),
-    ],
-)
-@pytest.mark.parametrize("stream_format", ["audio", "sse"])
-def test_what_cannot_be_is_refused_by_name(asked: dict[str, object], status: int, param: str | None, stream_format: str, url: str) -> None:
-    """Before any of it is sent, so that the status says so, also of a stream."""
-    whole = {"model": "tts-1", "voice": "alloy", "input": "Hello", "stream_format": stream_format, **asked}
-    answer = httpx2.post(f"{url}/v1/audio/speech", json=whole)
-    error = answer.json()["error"]
-    assert answer.status_code == status
-    assert not [word for word in ("Input should", "Value error", "unable to parse") if word in error["message"]]
-    assert param is None or (error["param"] == param and (param in error["message"] or status == 404))
-
-
 # Forms of sound
 
 

@@ -10,7 +10,8 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Any
+from contextlib import aclosing
+from functools import partial
 
 import structlog
 from prometheus_client import Counter as MetricCounter
@@ -32,12 +33,22 @@ CANCELLED_STATUS = 499
 MAX_CHARACTERS = 128
 """The most characters of a client's own words that the log shows."""
 
+LOGGED = ("method", "status", "client", "request_id", "client_request_id", "reason", "message", "field")
+"""Fields of the log that are attributes of the account."""
+
+LOGGED_OF_ANSWER = ("session_id", "pipeline", "finish_reason")
+"""Fields of the log that are attributes of the answer's last event."""
+
+
+Events = AsyncGenerator[Event, None]
+"""The events of an answer."""
+
 
 class HttpAccount:
     """The account of one request. endpoint: its route, without the parts that differ from call to call. client: the client's name in logs.
     host: the host or network that it comes from, as `network_of` names it. client_request_id: the client's own name for the request; None:
-    it gave none. at_end: functions to call when the request has ended; they free what it held. on_copied: called whenever the client
-    library has copied what an answer needs, with the bytes of that copy."""
+    it gave none. fields: as in `of_omni`, for the errors of the answer. at_end: functions to call when the request has ended; they free
+    what it held. on_copied: called whenever the client library has copied what an answer needs, with the bytes of that copy."""
 
     def __init__(self, method: str, path: str) -> None:
         self.request_id = uuid.uuid4().hex
@@ -45,6 +56,7 @@ class HttpAccount:
         self.endpoint = ""
         self.client = self.host = ""
         self.client_request_id: str | None = None
+        self.fields: Mapping[str, str] = {}
         self.status = 0  # of HTTP; 0: no answer has begun
         self.reason = "OK"
         self.message: str | None = None
@@ -77,24 +89,13 @@ class HttpAccount:
                 self._done = event
                 if event.usage.completion_tokens is not None:
                     self._tokens = (self._tokens or 0) + event.usage.completion_tokens
-            case _:
-                pass
 
-    def ask(self, stream: Callable[..., AsyncGenerator[Event, None]], *arguments: Any, **options: Any) -> AsyncGenerator[Event, None]:
-        """The events of `stream(*arguments, **options)`, a method of the client library, which copies what it is given; each event is
-        noted. From now on the request holds these copies in place of its body. Raises ApiError if there is no room for them."""
-        events = stream(*arguments, **options)
-        self.on_copied(size_of(arguments) + size_of(options))
-        return self._noted(events)
-
-    async def _noted(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+    async def noted(self, events: Events) -> Events:
         """Yield the same events and note each of them; closing this generator closes `events`."""
-        try:
+        async with aclosing(events):
             async for event in events:
                 self.note_event(event)
                 yield event
-        finally:
-            await events.aclose()
 
     def note_failure(self, error: ApiError) -> None:
         """Note that the request ends with this error."""
@@ -131,38 +132,22 @@ class HttpAccount:
             metrics.first_byte.labels(endpoint).observe(self._first_byte_s)
         if not self.path.startswith(ANSWERS):
             return
-        done = self._done
+        times = {"ttft_s": self._ttft_s, "ttfa_s": self._ttfa_s, "audio_s": self._audio_s, "total_s": total_s}
         log.info(
             "http.done",
-            method=self.method,
             path=self.path[:MAX_CHARACTERS],
-            status=self.status,
-            client=self.client,
-            request_id=self.request_id,
-            client_request_id=self.client_request_id,
-            session_id=done and done.session_id,
-            pipeline=done and done.pipeline,
-            reason=self.reason,
-            message=self.message,
-            field=self.field,
-            finish_reason=done and done.finish_reason,
             tokens=self._tokens,
-            prompt_tokens=done and done.usage.prompt_tokens,
-            ttft_s=_round_s(self._ttft_s),
-            ttfa_s=_round_s(self._ttfa_s),
-            audio_s=_round_s(self._audio_s),
+            prompt_tokens=self._done and self._done.usage.prompt_tokens,
             pictures=self._pictures,
             failovers=self._failovers,
-            total_s=_round_s(total_s),
+            **{name: getattr(self, name) for name in LOGGED},
+            **{name: getattr(self._done, name, None) for name in LOGGED_OF_ANSWER},
+            **{name: None if seconds is None else round(seconds, 4) for name, seconds in times.items()},
         )
 
     @property
     def _now_s(self) -> float:
         return time.perf_counter() - self._begin_s
-
-
-def _round_s(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 4)
 
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 30, 60, 300)
@@ -178,20 +163,9 @@ class GatewayMetrics:
         self.requests = MetricCounter(
             "omnistage_gateway_requests_total", "HTTP requests by how they ended.", ("endpoint", "status", "reason"), registry=registry
         )
-        self.duration = Histogram(
-            "omnistage_gateway_request_seconds",
-            "From request to the end of its answer.",
-            ("endpoint",),
-            registry=registry,
-            buckets=_SECONDS,
-        )
-        self.first_byte = Histogram(
-            "omnistage_gateway_first_byte_seconds",
-            "From request to the first byte of its answer.",
-            ("endpoint",),
-            registry=registry,
-            buckets=_SECONDS,
-        )
+        times = partial(Histogram, labelnames=("endpoint",), registry=registry, buckets=_SECONDS)
+        self.duration = times("omnistage_gateway_request_seconds", "From request to the end of its answer.")
+        self.first_byte = times("omnistage_gateway_first_byte_seconds", "From request to the first byte of its answer.")
         self.films = Gauge("omnistage_gateway_films", "Films that wait, and those that are made.", ("status",), registry=registry)
         self.film_bytes = Gauge("omnistage_gateway_film_bytes", "Bytes of all films that are kept.", registry=registry)
         self.films_ended = MetricCounter(

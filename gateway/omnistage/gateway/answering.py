@@ -1,22 +1,21 @@
-"""Sends an answer whole or piece by piece, and ends it when its client has left; makes several answers to one request at the same time."""
+"""Sends an answer piece by piece, and makes several answers to one request at the same time."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any, TypeVar
 
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from omnistage.client.answer import Answer, collect
 from omnistage.client.errors import OmniError
 from omnistage.client.events import Event
-from omnistage.gateway.accounts import HttpAccount
-from omnistage.gateway.failure import ApiError, in_words_of, of_omni
+from omnistage.gateway.accounts import Events, HttpAccount
+from omnistage.gateway.failure import ApiError, of_omni
 
 T = TypeVar("T")
 
@@ -39,42 +38,6 @@ def as_event(data: Mapping[str, Any], name: str = "") -> bytes:
     return (b"event: " + name.encode() + b"\n" if name else b"") + b"data: " + line + b"\n\n"
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`. If the client leaves, cancel `work` and raise ClientDisconnect."""
-    working, leaving = asyncio.ensure_future(work), asyncio.create_task(_wait_for_disconnect(request.receive))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        await _end(working, leaving)
-
-
-async def begin_pieces(pieces: Pieces) -> Pieces:
-    """Wait for the first piece, and return all pieces. An error before the first piece is raised here, so that the answer can have the
-    error's status."""
-    try:
-        first = await anext(pieces)
-    except StopAsyncIteration:
-        first = b""  # There are no pieces; `_from` yields no empty one.
-    except BaseException:
-        await pieces.aclose()
-        raise
-    return _from(first, pieces)
-
-
-async def _from(first: bytes, pieces: Pieces) -> Pieces:
-    """Yields `first`, then the other pieces."""
-    try:
-        if first:
-            yield first
-        async for piece in pieces:
-            yield piece
-    finally:
-        await pieces.aclose()
-
-
 def as_error(failure: ApiError) -> bytes:
     """The server-sent event that carries an error."""
     return as_event(failure.body)
@@ -84,96 +47,57 @@ ErrorPiece = Callable[[ApiError], bytes]
 """Makes the last piece of a stream, which reports an error to the client."""
 
 
+class BrokenOff(Exception):
+    """Raised if an answer fails after a part of it was sent and its form cannot carry an error; then the connection is broken off, so that
+    no client mistakes the part that it has for a whole answer."""
+
+
 async def stream_response(
-    request: Request, pieces: Pieces, fields: Mapping[str, str], *, media_type: str = EVENTS, error_piece: ErrorPiece | None = as_error
-) -> Response:
-    """A response that sends pieces as they come. An error before the first piece is raised; a later error is reported in a last piece.
-    fields: as in `of_omni`. error_piece: makes that last piece; None: the form of the answer cannot carry an error, so the connection is
-    broken off."""
-    account: HttpAccount = request.state.account
-    with in_words_of(fields):
-        begun_pieces = await unless_gone(request, begin_pieces(pieces))
-    return StreamedResponse(_with_errors(begun_pieces, account, fields, error_piece), media_type)
+    account: HttpAccount, pieces: Pieces, *, media_type: str = EVENTS, error_piece: ErrorPiece | None = as_error
+) -> StreamedResponse:
+    """A response that sends pieces as they come. An error before the first piece is raised here, so that the answer can have the error's
+    status; a later error is reported in a last piece. error_piece: makes that last piece; None: the form of the answer cannot carry an
+    error, so the connection is broken off."""
+    first = await anext(pieces, b"")  # An empty piece sends nothing.
+    return StreamedResponse(_with_errors(first, pieces, account, error_piece), pieces, media_type)
 
 
-async def _with_errors(pieces: Pieces, account: HttpAccount, fields: Mapping[str, str], error_piece: ErrorPiece | None) -> Pieces:
-    """Yields the pieces. If an error ends them, notes it in the account, and yields the piece that `error_piece` makes of it."""
+async def _with_errors(first: bytes, pieces: Pieces, account: HttpAccount, error_piece: ErrorPiece | None) -> Pieces:
+    """Yields `first`, then the other pieces. If an error ends them, notes it in the account, and yields the piece that `error_piece` makes
+    of it."""
     try:
+        yield first
         async for piece in pieces:
             yield piece
     except (OmniError, ApiError) as error:
-        failure = of_omni(error, fields) if isinstance(error, OmniError) else error
+        failure = of_omni(error, account.fields) if isinstance(error, OmniError) else error
         account.note_failure(failure)
         if error_piece is None:
             raise BrokenOff from error
         yield error_piece(failure)
-    finally:
-        await pieces.aclose()
 
 
-class BrokenOff(Exception):
-    """Raised if an answer fails after a part of it was sent and its form cannot carry an error; then the connection is broken off."""
+class StreamedResponse(StreamingResponse):
+    """Sends `content`. At the end, which may be an error or the leaving of the client, `pieces` is closed, from which the content comes."""
 
-
-class StreamedResponse(Response):
-    """Sends pieces as they come. When the client leaves, or an error ends the pieces, they are closed. An error breaks the connection
-    off, so that no client mistakes the part that it has for a whole answer."""
-
-    def __init__(self, pieces: Pieces, media_type: str) -> None:
-        self.pieces = pieces
-        self.status_code = 200
-        self.media_type = media_type
-        self.body = b""
-        self.background = None
-        self.init_headers(STREAM_HEADERS)
+    def __init__(self, content: Pieces, pieces: Pieces, media_type: str) -> None:
+        super().__init__(content, headers=STREAM_HEADERS, media_type=media_type)
+        self._pieces = pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending, leaving = asyncio.create_task(self._send(send)), asyncio.create_task(_wait_for_disconnect(receive))
-        try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not sending.done():
-                raise ClientDisconnect
-            sending.result()
-        finally:
-            await _end(sending, leaving)
-            await self.pieces.aclose()
-
-    async def _send(self, send: Send) -> None:
-        """Send the head of the response, every piece, and the end."""
-        # No Content-Length, because the length is not known yet.
-        headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
-        await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
-        async for piece in self.pieces:
-            if piece:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        async with aclosing(self._pieces):
+            await self.stream_response(send)
 
 
-async def _wait_for_disconnect(receive: Receive) -> None:
-    """Wait until the client has left."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _end(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel tasks and wait for their end."""
-    for task in tasks:
-        task.cancel()
-    for task in tasks:
-        with suppress(asyncio.CancelledError, Exception):
-            await task
-
-
-Events = AsyncGenerator[Event, None]
 Numbered = AsyncGenerator[tuple[int, Event], None]
 
 MAX_UNSENT_EVENTS = 16
 """The most events that wait to be sent to the client; when so many wait, the answers pause."""
 
 
-async def collect_all(answers: Sequence[Events]) -> list[Answer]:
-    """All answers, in order. If one fails, the others are cancelled and its error is raised."""
-    tasks = [asyncio.create_task(collect_whole(events)) for events in answers]
+async def run_all(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of all works, which run at the same time, in order. If one fails, the others are cancelled and its error is raised."""
+    tasks = [asyncio.create_task(work) for work in works]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -222,7 +146,7 @@ async def _feed(number: int, events: Events, queue: asyncio.Queue[tuple[int, Eve
         await queue.put((number, None))
 
 
-async def _end_all(tasks: Sequence[asyncio.Task[object]]) -> None:
+async def _end_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
     """Cancel tasks and wait for their end, unless the caller is cancelled meanwhile."""
     for task in tasks:
         task.cancel()

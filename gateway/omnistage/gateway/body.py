@@ -4,13 +4,13 @@ parsed it."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError, from_json
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
+from omnistage.client.options import OPTIONS
 from omnistage.client.request import MAX_TEXT_CHARACTERS
 from omnistage.gateway.failure import ApiError, invalid, unsupported_error
 
@@ -32,7 +33,7 @@ MAX_OPTIONS = 64
 MAX_SEED = (1 << 64) - 1
 
 MIN_TOP_P = 1e-6
-"""Sent in place of OpenAI's 0, which means that only the likeliest token is taken."""
+"""Sent in place of OpenAI's 0, which pipelines refuse: it means that only the likeliest token is taken."""
 
 
 def limit_keys(value: object, max_keys: int) -> object:
@@ -67,11 +68,10 @@ class Body(BaseModel):
         # A null in an unknown field stays, so that the field is refused.
         return {name: _without_nulls(name, value) for name, value in body.items() if value is not None or name not in cls.model_fields}
 
-    def refuse(self, *names: str) -> None:
-        """Raises ApiError if one of these fields has a value: a client would expect that the value changes the answer."""
-        for name in names:
-            if getattr(self, name) not in (None, [], {}, False):
-                raise unsupported_error(name, "nothing here does that yet; leave it out")
+    @property
+    def same_options(self) -> dict[str, Any]:
+        """The fields that have the name of an option of the client library, with their values; None: the request does not have it."""
+        return {name: getattr(self, name) for name in type(self).model_fields if name in OPTIONS}
 
 
 def _without_nulls(name: str, value: Any) -> Any:
@@ -94,11 +94,6 @@ def seed_of(seed: int) -> int:
     return seed & MAX_SEED
 
 
-def top_p_of(top_p: float | None) -> float | None:
-    """The top_p to send to a pipeline, which refuses 0: 0 becomes `MIN_TOP_P`."""
-    return None if top_p is None else max(top_p, MIN_TOP_P)
-
-
 def _voice_name(voice: object) -> object:
     """The name of a voice. voice: the name, or an object with the name as `id`."""
     return voice["id"] if isinstance(voice, dict) and set(voice) == {"id"} else voice
@@ -113,6 +108,12 @@ def _not_called(choice: object) -> object:
     return None if choice in ("none", "auto") else choice
 
 
+def _refused(value: object, info: ValidationInfo) -> None:
+    """Raises ApiError for a value: a client would expect that it changes the answer. A value with nothing in it becomes None."""
+    if value not in (None, [], {}, False):
+        raise unsupported_error(str(info.field_name), "nothing here does that yet; leave it out")
+
+
 def value_of_json(value: object) -> object:
     """The value in a form's field, which is a text of JSON; any other value unchanged."""
     try:
@@ -124,9 +125,18 @@ def value_of_json(value: object) -> object:
 Voice = Annotated[str, BeforeValidator(_voice_name, json_schema_input_type=str | dict[str, str])]
 Seed = Annotated[int, Field(ge=-(1 << 63), le=MAX_SEED), AfterValidator(seed_of)]
 Ignored = Annotated[Any, Field(description="Taken, and means nothing here."), BeforeValidator(_dropped)]
-Refused = Annotated[Any, Field(description="Refused, if something is in it.")]
+Refused = Annotated[Any, Field(description="Refused, if something is in it."), BeforeValidator(_refused)]
 PipelineOptions = Annotated[dict[str, bool | int | float | str], BeforeValidator(value_of_json), Field(max_length=MAX_OPTIONS)]
 ToolChoice = Annotated[Refused, BeforeValidator(_not_called)]
+
+
+class TextSchema(StrictBody):
+    """The schema that a text keeps to."""
+
+    description: str | None = None
+    # `schema` is a method of the base class.
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: Annotated[bool | None, Field(description="Answers always keep to the schema.")] = None
 
 
 class ConversationBody(StrictBody):
@@ -137,6 +147,7 @@ class ConversationBody(StrictBody):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    seed: Seed | None = None
 
     parallel_tool_calls: Ignored = None
     prompt_cache_key: Ignored = None
@@ -151,6 +162,12 @@ class ConversationBody(StrictBody):
     tools: Refused = None
     tool_choice: ToolChoice = None
 
+    def text_options(self, number: int = 0) -> dict[str, Any]:
+        """The options for the answer with this number, from 0: a text, with one more in the seed for each further answer."""
+        seed = None if self.seed is None else seed_of(self.seed + number)
+        top_p = None if self.top_p is None else max(self.top_p, MIN_TOP_P)
+        return self.same_options | {"outputs": ["text"], "seed": seed, "top_p": top_p}
+
 
 class DrawnBody(Body):
     """Options of pictures, films and sound of a prompt that have the same names in the client library."""
@@ -160,11 +177,6 @@ class DrawnBody(Body):
     negative_prompt: str | None = None
     guidance_scale: float | None = None
     options: PipelineOptions | None = None
-
-    @property
-    def drawing_options(self) -> dict[str, Any]:
-        """These options by name; None: the request does not have the option."""
-        return {name: getattr(self, name) for name in DrawnBody.model_fields}
 
 
 B = TypeVar("B", bound=BaseModel)
@@ -193,16 +205,26 @@ def is_form(request: Request) -> bool:
     return kind == FORM
 
 
-async def form_of(request: Request, most_files: int) -> list[tuple[str, bytes | str]]:
-    """The names and values of a form, in order: the bytes of files, and texts. Raises ApiError."""
+async def form_of(request: Request, files: Mapping[str, int]) -> tuple[dict[str, str], list[tuple[str, bytes]]]:
+    """Returns (the texts of a form, by name; the names and the bytes of its files, in order). files: the names that files may have, and how
+    many there may be of each. Raises ApiError."""
     pieces = _pieces(b"".join([piece async for piece in request.stream()]))  # `request.body` would hold it to the end of the request.
-    parser = _InMemory(request.headers, pieces, max_files=most_files, max_fields=MAX_FIELDS, max_part_size=FIELD_BYTES)
+    limits = {"max_files": max(files.values()), "max_fields": MAX_FIELDS, "max_part_size": FIELD_BYTES}
     try:
-        form = await parser.parse()
+        form = await _InMemory(request.headers, pieces, **limits).parse()
     except MultiPartException as error:
         raise ApiError(400, f"the form cannot be read: {error.message}", code="invalid_body") from None
+    texts, contents = dict[str, str](), list[tuple[str, bytes]]()
     try:
-        return [(name, await value.read() if isinstance(value, UploadFile) else value) for name, value in form.multi_items()]
+        for name, value in form.multi_items():
+            number = sum(name == other for other, _ in contents)
+            if isinstance(value, UploadFile) and number < files.get(name, 0):
+                contents.append((name, await value.read()))
+            elif isinstance(value, UploadFile) or name in files:  # No file, a second file, or a file in place of a text.
+                raise invalid(name[:128], "must be one file" if name in files else "is a file")
+            else:
+                texts[name] = value
+        return texts, contents
     finally:
         await form.close()
 
@@ -249,6 +271,6 @@ class _Parsed(APIRoute):
         return parsed
 
 
-def new_router(prefix: str, tag: str) -> APIRouter:
-    """A router of such routes. tag: of its endpoints in our document."""
-    return APIRouter(prefix=prefix, tags=[tag], route_class=_Parsed)
+def new_router(prefix: str, *tags: str) -> APIRouter:
+    """A router of such routes. tags: of its endpoints in our document."""
+    return APIRouter(prefix=prefix, tags=[*tags], route_class=_Parsed)

@@ -4,8 +4,7 @@ names of fields that the client library and the stages use to the names that an 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -60,6 +59,21 @@ HINTS: Mapping[type[OmniError], str] = {
     ProtocolError: "Ask again. Router and gateway may be of different versions.",
 }
 """Hints for clients over HTTP. They replace the client library's hints, which are for a program or for the person who runs the stack."""
+
+
+KINDS: Mapping[type[Exception], tuple[int, str]] = {
+    BadRequestError: (400, "invalid_value"),
+    UnknownModelError: (404, "model_not_found"),
+    NotAvailableError: (400, "unsupported"),
+    NotSpokenError: (400, "not_spoken"),
+    RequestError: (400, ""),
+    DeadlineError: (503, "deadline"),
+    UnavailableError: (503, ""),
+    CancelledError: (409, ""),
+    OmniError: (500, ""),
+}
+"""The status and the code for errors of the client library; an empty code: the error's reason, or else the name of its class, in
+lower case."""
 
 
 class ApiError(Exception):
@@ -131,30 +145,25 @@ def of_omni(error: OmniError, fields: Mapping[str, str] | None = None) -> ApiErr
     """The ApiError for an error of the client library. fields: the caller's name of each field, by the library's name."""
     message = error.message or str(error)
     words = wording(fields or {})
-    extra: dict[str, Any] = {"reason": error.reason, "hint": _hint(error, words)}
-    if isinstance(error, BadRequestError):
-        field = error.fields[0].field if error.fields else ""
-        param, message = words.name_of(field), words.message(message, tuple(bad.field for bad in error.fields))
-        return ApiError(400, message, param=param or None, code="invalid_value", **extra)
-    if isinstance(error, UnknownModelError):
-        return ApiError(404, message, param="model", code="model_not_found", **extra)
-    if isinstance(error, NotAvailableError):
-        return ApiError(400, message, code="unsupported", **extra)
-    if isinstance(error, NotSpokenError):
-        param = rename_field("text", fields or {})
-        return ApiError(400, f"{param}: {message}", param=param, code="not_spoken", **extra)
-    if isinstance(error, RequestError):
-        return ApiError(400, message, code=_code(error), **extra)
-    if isinstance(error, DeadlineError):
-        # A retry would take as long, so this header says to OpenAI's clients not to retry.
-        extra["reason"], retry_headers = "DEADLINE", {"X-Should-Retry": "false"}
-        return ApiError(503, message, code="deadline", retry_after_s=RETRY_AFTER_S, headers=retry_headers, **extra)
-    if isinstance(error, UnavailableError):
-        after_s = RETRY_AFTER_S if error.retry_delay_s is None else error.retry_delay_s
-        return ApiError(503, message, code=_code(error), retry_after_s=after_s, **extra)
-    if isinstance(error, CancelledError):
-        return ApiError(409, message, code=_code(error), **extra)
-    return ApiError(500, message, code=_code(error), **extra)
+    hint = next((HINTS[kind] for kind in type(error).__mro__ if kind in HINTS), error.advice)
+    status, code = next(KINDS[kind] for kind in type(error).__mro__ if kind in KINDS)
+    extra: dict[str, Any] = {"reason": error.reason, "hint": words.hint(hint)}
+    match error:
+        case BadRequestError():
+            names = tuple(bad.field for bad in error.fields)
+            extra["param"], message = words.name_of(names[0] if names else "") or None, words.message(message, names)
+        case UnknownModelError():
+            extra["param"] = "model"
+        case NotSpokenError():
+            extra["param"] = rename_field("text", fields or {})
+            message = f"{extra['param']}: {message}"
+        case DeadlineError():
+            # A retry would take as long, so this header says to OpenAI's clients not to retry.
+            extra |= {"reason": "DEADLINE", "retry_after_s": RETRY_AFTER_S, "headers": {"X-Should-Retry": "false"}}
+        case UnavailableError():
+            extra["retry_after_s"] = RETRY_AFTER_S if error.retry_delay_s is None else error.retry_delay_s
+    code = code or (error.reason or type(error).__name__.removesuffix("Error")).lower()
+    return ApiError(status, message, code=code, **extra)
 
 
 def wording(fields: Mapping[str, str]) -> Wording:
@@ -162,28 +171,9 @@ def wording(fields: Mapping[str, str]) -> Wording:
     return Wording({"pipelines": "GET /v1/models", **fields}, lambda name, value: f'"{name}": "{value}"')
 
 
-def _hint(error: OmniError, words: Wording) -> str:
-    """The hint of `HINTS` for this kind of error, or else the error's own, in words of this interface."""
-    return words.hint(next((HINTS[kind] for kind in type(error).__mro__ if kind in HINTS), error.advice))
-
-
-@contextmanager
-def in_words_of(fields: Mapping[str, str]) -> Iterator[None]:
-    """A context that turns errors of the client library into errors of this interface. fields: as in `of_omni`."""
-    try:
-        yield
-    except OmniError as error:
-        raise of_omni(error, fields) from error
-
-
 def _quote(text: str) -> str:
     """The beginning of a text, without characters that UTF-8 cannot hold."""
     return text[:MAX_CHARACTERS].encode(errors="replace").decode()
-
-
-def _code(error: OmniError) -> str:
-    """The code of an error: its reason, or else the name of its class, in lower case."""
-    return (error.reason or type(error).__name__.removesuffix("Error")).lower()
 
 
 def of_validation(error: RequestValidationError) -> ApiError:
@@ -209,13 +199,7 @@ def _place(fault: Mapping[str, Any]) -> Sequence[object]:
 
 def path_of(keys: Sequence[object]) -> str:
     """The path of a field: messages[0].content for ("messages", 0, "content")."""
-    path = ""
-    for part in keys:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        else:
-            path += f".{part}" if path else str(part)
-    return path
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).removeprefix(".")
 
 
 TEXT_NAMES = ("request", "text", "verbatim", "messages", "conversation")

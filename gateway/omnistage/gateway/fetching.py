@@ -7,7 +7,7 @@ import asyncio
 import ipaddress
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 import httpx2
 
@@ -38,13 +38,17 @@ class Fetcher:
         self._hosts = frozenset(_with_port(host.lower()) for host in hosts)
         self._most_bytes = most_bytes
         self._ledger = Ledger(REQUESTS * most_bytes)
-        self._trust: ssl.SSLContext | None = None
 
     def of(self, account: HttpAccount) -> Fetch:
         """The function that fetches for one request; until the request has ended its bytes count in the limit of all requests."""
         memory = HeldMemory([self._ledger], account.host, "too many media are being fetched")
         account.at_end.append(memory.free)
         return partial(self._fetch, _MediaBudget(self._most_bytes, memory))
+
+    @cached_property
+    def _trust(self) -> ssl.SSLContext:
+        """The certificates that are trusted, read when the first medium is fetched."""
+        return httpx2.create_ssl_context()
 
     async def _fetch(self, budget: _MediaBudget, url: str, field: str) -> bytes:
         """The bytes at a URL; it may redirect, but only on the same host. budget: counts bytes. field: field with the URL. Raises
@@ -81,21 +85,22 @@ class Fetcher:
     async def _get(self, budget: _MediaBudget, target: httpx2.URL, field: str) -> bytes | httpx2.URL:
         """The bytes at this URL, or the URL that it redirects to. Raises ApiError."""
         address = await _address_of(target, field)
-        if self._trust is None:
-            self._trust = httpx2.create_ssl_context()
         # Connect to the address that was checked, because a second look-up of the name may give another one.
         headers = {"Host": target.netloc.decode(), "Accept-Encoding": "identity", "User-Agent": "omnistage"}
-        async with httpx2.AsyncClient(verify=self._trust, trust_env=False, timeout=LIMIT_S) as client:
-            request = client.build_request("GET", target.copy_with(host=address), headers=headers, extensions={"sni_hostname": target.host})
-            answer = await client.send(request, stream=True)
-            try:
-                if answer.has_redirect_location:
-                    return target.join(answer.headers["location"])
-                if answer.status_code != httpx2.codes.OK:
-                    raise _refusal(field, f"{target.host} says {answer.status_code}")
-                return await _read(budget, answer, field)
-            finally:
-                await answer.aclose()
+        extensions = {"sni_hostname": target.host}
+        async with (
+            httpx2.AsyncClient(verify=self._trust, trust_env=False, timeout=LIMIT_S) as client,
+            client.stream("GET", target.copy_with(host=address), headers=headers, extensions=extensions) as answer,
+        ):
+            if answer.has_redirect_location:
+                return target.join(answer.headers["location"])
+            if answer.status_code != httpx2.codes.OK:
+                raise _refusal(field, f"{target.host} says {answer.status_code}")
+            pieces: list[bytes] = []
+            async for piece in answer.aiter_raw(65_536):
+                budget.grow(len(piece), field)
+                pieces.append(piece)
+            return b"".join(pieces)
 
 
 class _MediaBudget:
@@ -104,7 +109,6 @@ class _MediaBudget:
 
     def __init__(self, max_bytes: int, memory: HeldMemory) -> None:
         self._max_bytes, self._memory = max_bytes, memory
-        self._size = 0
         self._deadline: float | None = None
 
     def deadline(self) -> float:
@@ -115,19 +119,9 @@ class _MediaBudget:
 
     def grow(self, size: int, field: str) -> None:
         """Count more bytes. Raises ApiError if they are too many."""
-        if self._size + size > self._max_bytes:
+        if self._memory.held_bytes + size > self._max_bytes:
             raise _refusal(field, f"with it the media of this request have more than {self._max_bytes >> 20} MiB")
         self._memory.take(size)
-        self._size += size
-
-
-async def _read(budget: _MediaBudget, answer: httpx2.Response, field: str) -> bytes:
-    """The body of an answer; its pieces are counted in `budget`. Raises ApiError if it is too large."""
-    pieces: list[bytes] = []
-    async for piece in answer.aiter_raw(65_536):
-        budget.grow(len(piece), field)
-        pieces.append(piece)
-    return b"".join(pieces)
 
 
 async def _address_of(target: httpx2.URL, field: str) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -20,8 +20,6 @@ from omnistage.client.errors import BadRequestError, OmniError, RouterLostError,
 from omnistage.gateway.accounts import GatewayMetrics
 from omnistage.gateway.failure import ApiError, fields_of, of_omni
 from omnistage.gateway.film_store import BEGINNING, GROWING, FilmJob, Growing, Store, facts_of, finish, make_film, run_to_end
-from omnistage.gateway.kept import new_name
-from omnistage.gateway.offer import Views
 from omnistage.gateway.settings import GatewaySettings
 from omnistage.host.places import Client, Places, Refused
 
@@ -76,52 +74,40 @@ class _Run:
 
 
 class Jobs:
-    """All jobs of one gateway. Call `open` first."""
+    """All jobs of one gateway. `resume` reads those that an earlier process left."""
 
-    def __init__(self, views: Views, settings: GatewaySettings, metrics: GatewayMetrics) -> None:
-        self._views, self._settings, self._metrics = views, settings, metrics
+    def __init__(self, store: Store, view: Callable[[str, str], AsyncOmni], settings: GatewaySettings, metrics: GatewayMetrics) -> None:
+        """view: gives the client of the router that asks for a sender, by the sender's key and host."""
+        self._store, self._view, self._settings, self._metrics = store, view, settings, metrics
         self._jobs: dict[str, FilmJob] = {}
         self._runs: dict[str, _Run] = {}
         self._writing = asyncio.Lock()  # held while the store is changed
         self._job_end = asyncio.Event()  # set when a job ends
         self._closes = False
-        self._store: Store | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    async def open(self) -> None:
+    async def resume(self) -> None:
         """Read the jobs that an earlier process left, and go on with those that have not ended. Raises StartError."""
-        self._store = store = await asyncio.to_thread(Store, self._settings.video_folder)
-        for job in await asyncio.to_thread(store.jobs):
+        for job in await asyncio.to_thread(self._store.jobs):
             try:
-                omni = self._views.of(job.who, job.host)
+                omni = self._view(job.who, job.host)
             except BadRequestError as error:
                 log.warning("film.damaged", job=job.id, why=error.message)
                 continue
             self._jobs[job.id] = job
-            if job.status == "completed" and not store.film(job).is_file():
+            if job.status == "completed" and not self._store.film(job).is_file():
                 await self._lose(job)
             elif not job.is_over:
                 job.status, job.progress = "queued", 0
                 self._wait(job, omni)
         self._fill()
 
-    @property
-    def store(self) -> Store:
-        """The store of the jobs; call it only after `open`."""
-        assert self._store is not None
-        return self._store
-
     async def close(self) -> None:
         """Cancel all runs and close the store; the next process goes on with the jobs that have not ended."""
         self._closes = True
-        if self._store is None:
-            return
         if self._timer is not None:
             self._timer.cancel()
-        tasks = [run.task for run in self._runs.values() if run.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._cancel(self._runs.values())
         for run in self._runs.values():
             run.growing.end()
         async with self._writing:
@@ -130,7 +116,11 @@ class Jobs:
     async def end_unwatched(self) -> None:
         """Prepare the end of the process: begin no job any more, and cancel running jobs whose growing file no client reads."""
         self._closes = True
-        tasks = [run.task for run in self._runs.values() if run.task is not None and not run.growing.readers]
+        await self._cancel(run for run in self._runs.values() if not run.growing.readers)
+
+    async def _cancel(self, runs: Iterable[_Run]) -> None:
+        """Cancel runs, and wait for their end."""
+        tasks = [run.task for run in runs if run.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -155,7 +145,7 @@ class Jobs:
 
     async def film(self, job: FilmJob) -> str:
         """Path of the file of a completed film. Raises ApiError 404 if another program has removed the file."""
-        path = self.store.film(job)
+        path = self._store.film(job)
         if not await asyncio.to_thread(path.is_file):
             await self._lose(job)
             raise ApiError(404, LOST_FILE_MESSAGE, code="file_lost")
@@ -172,14 +162,13 @@ class Jobs:
         return None if run is None else run.growing
 
     def _is_past(self, job: FilmJob) -> bool:
-        expires_at = self.expires_at(job)
-        return expires_at is not None and expires_at <= time.time()
+        return (self.expires_at(job) or math.inf) <= time.time()
 
     # Asking and deleting -------------------------------------------------------------------------------------------------------------
 
     async def add(self, job: FilmJob, omni: AsyncOmni, picture: bytes | None) -> None:
         """Store a new job, and let it wait for its begin. omni: asks with the client's key. picture: bytes of the file of the first frame;
-        None: there is none. Raises ApiError if too many jobs wait or run, or the disk has no room."""
+        None: there is none. Not to be cancelled. Raises ApiError if too many jobs wait or run, or the disk has no room."""
         self._check_place(job)
         job.picture_bytes = 0 if picture is None else len(picture)
         job.row_bytes = len(job.row.encode())
@@ -188,15 +177,11 @@ class Jobs:
         try:
             await self._make_room(0)
             async with self._writing:
-                await run_to_end(self.store.put_new, job, picture)
-        except BaseException as error:
+                await asyncio.to_thread(self._store.put_new, job, picture)
+        except (ApiError, OSError, sqlite3.Error) as error:
             self._jobs.pop(job.id, None)
             self._runs.pop(job.id, None)
-            if isinstance(error, OSError | sqlite3.Error):
-                raise _unwritten(job, "keep", error) from None
-            with suppress(OSError, sqlite3.Error):
-                await run_to_end(self.store.remove, job)  # The client may have left when the row was written already.
-            raise
+            raise error if isinstance(error, ApiError) else _unwritten(job, "keep", error) from None
         run.is_kept = True
         self._fill()
 
@@ -213,13 +198,11 @@ class Jobs:
             raise ApiError(503, text, code="overloaded", reason="OVERLOADED", hint=hint, retry_after_s=FULL_AGAIN_S) from None
 
     async def delete(self, job: FilmJob) -> None:
-        """Delete a job, and end its run. Raises ApiError if the disk or the database fails; then the client still has the job, as one that
-        has ended."""
+        """Delete a job, and end its run. Not to be cancelled. Raises ApiError if the disk or the database fails; then the client still has
+        the job, as one that has ended."""
         run = self._runs.pop(job.id, None)  # Removed first, so that the cancelled run does not begin anew.
         if run is not None:
-            if run.task is not None:
-                run.task.cancel()
-                await asyncio.gather(run.task, return_exceptions=True)
+            await self._cancel([run])
             run.growing.end()  # Only now, after its last write.
             self._metrics.films_ended.labels("deleted", "CANCELLED").inc()
         try:
@@ -236,7 +219,7 @@ class Jobs:
         """Remove a job from the store, then from memory. Raises OSError, sqlite3.Error; then the job stays, so that its bytes are counted
         and it can be removed later."""
         async with self._writing:
-            await run_to_end(self.store.remove, job)
+            await run_to_end(asyncio.to_thread(self._store.remove, job))
             self._jobs.pop(job.id, None)
         self._count()
 
@@ -244,7 +227,7 @@ class Jobs:
 
     def _wait(self, job: FilmJob, omni: AsyncOmni, *, is_kept: bool = True) -> _Run:
         """Put a job among those that wait. omni, is_kept: as in `_Run`."""
-        run = self._runs[job.id] = _Run(job, omni, Growing(self.store.file(job, GROWING)), is_kept=is_kept)
+        run = self._runs[job.id] = _Run(job, omni, Growing(self._store.file(job, GROWING)), is_kept=is_kept)
         self._count()
         return run
 
@@ -312,7 +295,7 @@ class Jobs:
         job = run.job
         job.status, job.progress, job.frames, job.size_bytes = "in_progress", 0, 0, 0
         await self._put(job)
-        picture = await asyncio.to_thread(self.store.file(job, BEGINNING).read_bytes) if job.has_picture else None
+        picture = await asyncio.to_thread(self._store.file(job, BEGINNING).read_bytes) if job.has_picture else None
         try:
             async with aclosing(make_film(run.omni, job, picture, self._settings.session_limit)) as pieces:
                 async for piece in pieces:
@@ -322,22 +305,18 @@ class Jobs:
                     job.size_bytes += len(piece)
             if not job.frames:
                 raise ApiError(500, f"{job.model} made no film", code="no_film", hint="GET /v1/models has what each makes.")
-            film = self.store.film(job)
-            await run_to_end(finish, self.store.file(job, GROWING), film)
-            await self._look_into(job, film)
+            film = self._store.film(job)
+            await run_to_end(asyncio.to_thread(finish, self._store.file(job, GROWING), film))
+            facts = await asyncio.to_thread(facts_of, film)
+            if facts is not None:
+                width, height, rate_hz = facts
+                job.size = f"{width}x{height}"
+                job.seconds = f"{job.frames / rate_hz:g}" if rate_hz else job.seconds
         except BaseException:
             job.frames = job.size_bytes = 0
             raise
         finally:
             await run.growing.reset(is_whole=job.size_bytes > 0)
-
-    async def _look_into(self, job: FilmJob, film: Path) -> None:
-        """Read the size and length of a whole film from its file into its job."""
-        facts = await asyncio.to_thread(facts_of, film)
-        if facts is not None:
-            width, height, rate_hz = facts
-            job.size = f"{width}x{height}"
-            job.seconds = f"{job.frames / rate_hz:g}" if rate_hz else job.seconds
 
     def _check_size(self, size_bytes: int) -> None:
         """Raises ApiError if a film has become larger than FILM_SHARE allows. For so large a film no others are deleted."""
@@ -365,7 +344,7 @@ class Jobs:
         job.options, job.picture_bytes = {"seed": job.options["seed"]}, 0  # Nothing reads the other options any more.
         await self._put(job)
         try:
-            self.store.remove_file(job, BEGINNING)
+            self._store.file(job, BEGINNING).unlink(missing_ok=True)
         except OSError as fault:
             log.warning("film.not_removed", job=job.id, why=str(fault))
         self._job_end.set()
@@ -376,7 +355,7 @@ class Jobs:
             if job.id not in self._jobs:
                 return
             try:
-                await run_to_end(self.store.put, job)
+                await run_to_end(asyncio.to_thread(self._store.put, job))
             except sqlite3.Error as error:
                 log.warning("film.not_kept", job=job.id, why=str(error))
 
@@ -427,11 +406,6 @@ def _first_to_go(jobs: Iterable[FilmJob], size_of: Callable[[FilmJob], int]) -> 
     return max(over, key=lambda job: (of_host[job.host], of_client[job.host, job.who]), default=None)
 
 
-def new_job(client: str, **fields: Any) -> FilmJob:
-    """A new job of the client `client`. fields: its further fields."""
-    return FilmJob(new_name("video_"), client, int(time.time()), **fields)
-
-
 def pause_s(error: OmniError, job: FilmJob) -> float | None:
     """Count a failed try in the job. error: of the try. Returns the seconds to pause before the next try; None: no further try, the film
     has failed."""
@@ -463,5 +437,4 @@ def _code_of(error: OSError | sqlite3.Error) -> str:
 
 def _error_fields(failure: ApiError) -> dict[str, str]:
     """The fields in which a job reports a failure."""
-    hint = f" {failure.hint}" if failure.hint else ""
-    return {"code": failure.code or "internal", "message": f"{failure.message}.{hint}" if hint else failure.message}
+    return {"code": failure.code or "internal", "message": f"{failure.message}. {failure.hint}" if failure.hint else failure.message}

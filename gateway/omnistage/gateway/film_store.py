@@ -13,7 +13,7 @@ import shutil
 import sqlite3
 import tempfile
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
@@ -210,11 +210,10 @@ class Store:
             name, row = bytes(record[0]).decode(), bytes(record[1])
             from_json(row, allow_inf_nan=False)  # Refuses NaN, which the next line would take.
             job = _JOB.validate_json(row, strict=True)
+            if job.id != name or "seed" not in job.options or job.is_over != (job.ended_at is not None):
+                raise ValueError("its fields do not fit together")
         except (ValueError, TypeError, sqlite3.DatabaseError) as error:
             _tell_damage(name, error)
-            return None
-        if job.id != name or "seed" not in job.options or job.is_over != (job.ended_at is not None):
-            _tell_damage(name, "its fields do not fit together")
             return None
         job.row_bytes = len(row)
         # The files say how large they are; a film that is not over is made anew.
@@ -234,17 +233,19 @@ class Store:
         """Store a new job and the picture that it begins with. Raises OSError, sqlite3.Error; then neither is stored."""
         try:
             if picture is not None:
-                _write(self.file(job, BEGINNING), picture)
+                with open_private(self.file(job, BEGINNING), "xb") as file:
+                    write_all(file, picture)
+                    os.fsync(file.fileno())
             self.put(job)
         except BaseException:
-            self.remove_file(job, BEGINNING)
+            self.file(job, BEGINNING).unlink(missing_ok=True)
             raise
 
     def remove(self, job: FilmJob) -> None:
         """Remove a job's files, then the job. Raises OSError, sqlite3.Error; then the row is still there, perhaps without its files."""
         # Files first: a full disk has no room for the database's own writes. "bin" is the suffix of an unknown media type.
         for end in (*ENDS.values(), GROWING, BEGINNING, "bin"):
-            self.remove_file(job, end)
+            self.file(job, end).unlink(missing_ok=True)
         with self._lock:
             self._database.execute("DELETE FROM jobs WHERE id = ?", (job.id,))
 
@@ -255,9 +256,6 @@ class Store:
     def film(self, job: FilmJob) -> Path:
         """The path of the film's file once it is whole."""
         return self.file(job, ENDS.get(job.media_type.partition(";")[0].strip(), "bin"))
-
-    def remove_file(self, job: FilmJob, end: str) -> None:
-        self.file(job, end).unlink(missing_ok=True)
 
     def close(self) -> None:
         with self._lock:
@@ -282,12 +280,9 @@ def _hold(folder: Path) -> int:
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as error:
         os.close(descriptor)
-        raise OSError("another gateway has it") from None
-    except BaseException:
-        os.close(descriptor)
-        raise
+        raise OSError("another gateway has it") if isinstance(error, BlockingIOError) else error from None
     return descriptor
 
 
@@ -313,13 +308,6 @@ def write_all(file: FileIO, data: bytes) -> None:
         rest = rest[file.write(rest) or 0 :]
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Write a new file, and wait until it is on the disk."""
-    with open_private(path, "xb") as file:
-        write_all(file, data)
-        os.fsync(file.fileno())
-
-
 def finish(growing: Path, finished: Path) -> None:
     """Wait until the film is on the disk, then move it from `growing` to `finished`. Raises OSError."""
     with growing.open("rb") as file:
@@ -341,22 +329,21 @@ MAX_RUNNING_PERCENT = 99
 """Percent that a film shows at most before it is whole."""
 
 
-async def run_to_end(call: Callable[..., T], *arguments: Any) -> T:
-    """Return the result of `call(*arguments)`, run on a thread. A caller that is cancelled still waits for the end of the call, so that no
-    later write overtakes this one."""
-    work = asyncio.ensure_future(asyncio.to_thread(call, *arguments))
+async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`. A caller that is cancelled still waits for the end of the work, so that no later write overtakes this
+    one."""
+    task = asyncio.ensure_future(work)
     try:
-        return await asyncio.shield(work)
+        return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait({work})
+        await asyncio.wait({task})
         raise
 
 
 def ask_for_film(omni: AsyncOmni, prompt: str, picture: bytes | None, options: Mapping[str, Any]) -> AsyncGenerator[Event, None]:
     """The events of a film; the router is asked when the first of them is read. picture: bytes of the file of the first frame; None: there
     is none. Raises OmniError if the client library refuses the options."""
-    media: dict[str, Any] = {} if picture is None else {"image": picture}
-    return omni.stream_film(prompt, outputs=["video", "progress"], **media, **options)
+    return omni.stream_film(prompt, image=picture or (), outputs=["video", "progress"], **options)
 
 
 async def make_film(omni: AsyncOmni, job: FilmJob, picture: bytes | None, limit_s: float) -> AsyncGenerator[bytes, None]:
@@ -374,8 +361,6 @@ async def make_film(omni: AsyncOmni, job: FilmJob, picture: bytes | None, limit_
                     yield event.data
                 case Done():
                     job.model, job.notes = event.pipeline, list(event.notes)
-                case _:
-                    pass
 
 
 class Growing:
@@ -392,8 +377,8 @@ class Growing:
     async def write(self, data: bytes) -> None:
         """Append bytes. Raises OSError."""
         if self._file is None:
-            self._file = await run_to_end(open_private, self._path, "w+b")
-        await run_to_end(write_all, self._file, data)
+            self._file = await run_to_end(asyncio.to_thread(open_private, self._path, "w+b"))
+        await run_to_end(asyncio.to_thread(write_all, self._file, data))
         self.size_bytes += len(data)
         self._tell()
 
@@ -403,7 +388,7 @@ class Growing:
         self._is_whole = is_whole
         if not is_whole:
             self._attempt, self.size_bytes = self._attempt + 1, 0
-            await run_to_end(self._path.unlink, True)  # Before anything that can fail: a full disk gets its room back.
+            await run_to_end(asyncio.to_thread(self._path.unlink, True))  # Before anything that can fail: a full disk gets its room back.
             self._close()
         self._tell()
 
@@ -428,7 +413,7 @@ class Growing:
             attempt, offset = self._attempt, 0
             while True:
                 while offset < self.size_bytes and attempt == self._attempt:
-                    piece = await run_to_end(os.pread, descriptor, min(PIECE_BYTES, self.size_bytes - offset), offset)
+                    piece = await run_to_end(asyncio.to_thread(os.pread, descriptor, min(PIECE_BYTES, self.size_bytes - offset), offset))
                     if not piece:  # Another program has made the file shorter.
                         raise BrokenOff
                     offset += len(piece)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import structlog
@@ -63,12 +62,14 @@ LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """Names of this machine, by which a gateway on a loopback address may be called."""
 
 
+CLOSING = {"Connection": "close"}
+
 BUG = ApiError(500, "the gateway failed; its log has the cause", code="internal")
 
 
 class HttpGuard:
     """The outermost app. It passes requests on to `app` when their whole body has come. Into `scope["state"]` it puts the account, the
-    parsed JSON, and, for paths below /v1, the visitor."""
+    parsed JSON, and, for paths below /v1, the call."""
 
     def __init__(self, app: ASGIApp, door: Door) -> None:
         self._door = door
@@ -79,11 +80,9 @@ class HttpGuard:
         self._hosts = frozenset(map(str.lower, settings.allowed_hosts)) | local
         self._origins = frozenset(origin.rstrip("/").lower() for origin in settings.allowed_origins)
         self._app = self._readable(app)
-        self._ledger, self._reserve = Ledger(accounts.BODIES_BYTES), Ledger(accounts.SMALL_BODIES_BYTES)
+        self._ledgers = [Ledger(accounts.BODIES_BYTES), Ledger(accounts.SMALL_BODIES_BYTES)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
         account = HttpAccount(scope["method"], scope["path"])
         scope.setdefault("state", {})["account"] = account
         answer = AnswerSender(account, send, lambda error, send: self._readable(error.response)(scope, receive, send))
@@ -94,15 +93,7 @@ class HttpGuard:
         self._door.enter()
         try:
             try:  # An ApiError becomes the answer, unless an answer has begun.
-                self._check(request)
-                if account.path.startswith(ANSWERS):
-                    scope["state"]["visitor"] = self._door.visitor(request.headers, account)
-                with self._hold_body(request.headers, account.host) as body:
-                    answer.memory = body.memory
-                    receive_again = await body.read(receive)
-                    scope["state"]["json"] = body.json
-                    account.on_copied = body.give_up
-                    await self._app(scope, receive_again, answer.send)
+                await self._pass_on(request, answer)
             except ApiError as error:
                 if answer.has_begun:
                     raise
@@ -125,6 +116,32 @@ class HttpGuard:
             account.endpoint = getattr(scope.get("route"), "path", "")
             account.end(self._door.metrics)
 
+    async def _pass_on(self, request: Request, answer: AnswerSender) -> None:
+        """Check the request and read its body, then let the app answer it; when the client leaves, the app is cancelled. Raises ApiError,
+        ClientDisconnect."""
+        state, receive = request.scope["state"], request.receive
+        account: HttpAccount = state["account"]
+        self._check(request)
+        if account.path.startswith(ANSWERS):
+            state["call"] = self._door.call(request.headers, account)
+        body = _Body(request.headers, self._door.settings.max_message_bytes, account.host, self._ledgers)
+        answer.memory = body.memory
+        account.at_end.append(body.memory.free)
+        receive_again = await body.read(receive)
+        state["json"] = body.json
+        account.on_copied = body.give_up
+        answering = asyncio.ensure_future(self._app(request.scope, receive_again, answer.send))
+        leaving = asyncio.create_task(_wait_for_disconnect(receive))
+        try:
+            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not (answering.done() or answer.has_ended):
+                raise ClientDisconnect
+            await answering
+        finally:
+            answering.cancel()
+            leaving.cancel()
+            await asyncio.gather(answering, leaving, return_exceptions=True)
+
     def _readable(self, app: ASGIApp) -> ASGIApp:
         """Wrap `app` so that its answers have the headers with which browsers let pages of allowed origins read them."""
         if not self._origins:
@@ -145,13 +162,11 @@ class HttpGuard:
             raise ApiError(431, f"the headers have more than {HEAD_BYTES >> 10} KiB", code="headers_too_large")
         if "content-length" in request.headers and "transfer-encoding" in request.headers:
             # A proxy on the way may use the other length, and then treat the rest of the body as another client's request.
-            closing = {"Connection": "close"}
-            raise ApiError(400, "the body has two lengths", code="invalid_http", headers=closing)
+            raise ApiError(400, "the body has two lengths", code="invalid_http", headers=CLOSING)
         has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
         if has_body and request.method not in WITH_BODY:
             # Nothing reads it, but it would be held, and counted, for as long as the request is answered.
-            closing = {"Connection": "close"}
-            raise ApiError(400, f"a {request.method[:16]} has no body here", code="body_not_taken", headers=closing)
+            raise ApiError(400, f"a {request.method[:16]} has no body here", code="body_not_taken", headers=CLOSING)
         path = request.scope["path"]
         if path in PROBES:
             return
@@ -183,31 +198,22 @@ class HttpGuard:
         hint = "To let pages of another host call it start it with OMNISTAGE_ALLOWED_ORIGINS=ORIGIN, or its --allowed-origins ORIGIN."
         raise ApiError(403, f"pages of {origin[:128]} may not call this gateway", code="origin_not_allowed", hint=hint)
 
-    @contextmanager
-    def _hold_body(self, headers: Headers, host: str) -> Iterator[_Body]:
-        """Yield the body, not yet read; its memory is counted until the block ends. host: the client for which it is counted. Raises
-        ApiError."""
-        limit = self._door.settings.max_message_bytes
-        length = headers.get("content-length", "")
-        size = int(length) if length.isascii() and length.isdecimal() else 0
-        if size > limit:
-            raise _too_large(limit)
-        kind = headers.get("content-type", "").partition(";")[0].lower()
-        is_small = bool(length) and size <= accounts.SMALL_BYTES
-        memory = HeldMemory([self._ledger, self._reserve] if is_small else [self._ledger], host)
-        is_json = not kind.strip() or "json" in kind  # A body without a type counts as JSON.
-        try:
-            yield _Body(limit, memory, is_json=is_json)
-        finally:
-            memory.free()
-
 
 class _Body:
-    """Reads and measures a body before anything parses it. max_bytes: its largest allowed size. memory: counts what the request holds.
-    json: its parsed value; None: it is no JSON."""
+    """Reads and measures a body before anything parses it. max_bytes: its largest allowed size. memory: counts what the request holds, and
+    is to be freed at the end. json: its parsed value; None: it is no JSON."""
 
-    def __init__(self, max_bytes: int, memory: HeldMemory, *, is_json: bool) -> None:
-        self._max_bytes, self.memory, self._is_json = max_bytes, memory, is_json
+    def __init__(self, headers: Headers, max_bytes: int, host: str, ledgers: Sequence[Ledger]) -> None:
+        """host: the client for which its memory is counted. ledgers: that of all bodies, and the reserve of small ones. Raises ApiError."""
+        length = headers.get("content-length", "")
+        size = int(length) if length.isascii() and length.isdecimal() else 0
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        kind = headers.get("content-type", "").partition(";")[0].lower()
+        is_small = bool(length) and size <= accounts.SMALL_BYTES
+        self.memory = HeldMemory(ledgers if is_small else ledgers[:1], host)
+        self._is_json = not kind.strip() or "json" in kind  # A body without a type counts as JSON.
+        self._max_bytes = max_bytes
         self._messages: list[Message] = []
         self._is_copied = False
         self.json: Any = None
@@ -267,14 +273,14 @@ class _Body:
 class AnswerSender:
     """Sends an answer, and notes its begin in the account. A large body goes out piece by piece, as the client reads it; until then its
     memory counts like that of a request. refuse: sends an error in place of the answer, by the given function. memory: counts the memory;
-    None: nothing is counted yet."""
+    None: nothing is counted yet. has_begun, has_ended: whether its head, and whether all of it was sent."""
 
     def __init__(self, account: HttpAccount, send: Send, refuse: Callable[[ApiError, Send], Awaitable[None]]) -> None:
         self._account, self._send, self._refuse = account, send, refuse
         self._start: Message | None = None
         self._is_refused = False
         self.memory: HeldMemory | None = None
-        self.has_begun = False
+        self.has_begun = self.has_ended = False
 
     async def send(self, message: Message) -> None:
         """Send a message of ASGI. If there is no room for the body, an error is sent in place of the answer, if that has not begun."""
@@ -296,6 +302,7 @@ class AnswerSender:
             self._start, self._is_refused = None, True
             self._account.note_failure(error)
             await self._refuse(error, AnswerSender(self._account, self._send, self._refuse).send)
+            self.has_ended = True
             return
         try:
             await self._begin()
@@ -303,6 +310,7 @@ class AnswerSender:
             for at in range(0, last_piece_at, PIECE_BYTES):
                 await self._send({**message, "body": body[at : at + PIECE_BYTES], "more_body": True})
             await self._send({**message, "body": body[last_piece_at:]})
+            self.has_ended = not message.get("more_body", False)
         finally:
             self._take(-counted_bytes)
 
@@ -318,6 +326,12 @@ class AnswerSender:
         """Count more bytes, or fewer. Raises ApiError if there is no room for more."""
         if self.memory is not None and size_bytes:
             self.memory.resize(self.memory.held_bytes + size_bytes)
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    """Wait until the client has left, or its whole answer was sent."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _apply(function: Callable[[bytes], T], body: bytes) -> T:

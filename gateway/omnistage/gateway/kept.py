@@ -67,3 +67,39 @@ class ExpiringCache(Generic[T]):
         self._bytes[entry.host] -= entry.size
         if not self._bytes[entry.host]:
             del self._bytes[entry.host]
+
+
+FILES_BYTES = 64 << 20
+"""The most bytes of all pictures that have URLs."""
+
+
+@dataclass(frozen=True, slots=True)
+class PictureFile:
+    """A picture that can be fetched at a URL. data: its file."""
+
+    data: bytes
+    media_type: str
+
+
+TRANSCRIPTS_BYTES = 16 << 20
+"""The most bytes of all texts."""
+
+ENTRY_BYTES = 512
+"""Bytes that an entry counts for in addition to its text: they bound the number of empty texts too."""
+
+
+class Transcripts:
+    """Keeps the text of each sound for the client that heard it."""
+
+    def __init__(self) -> None:
+        self._texts: ExpiringCache[tuple[str, str]] = ExpiringCache(TRANSCRIPTS_BYTES)
+
+    def put(self, host: str, client: str, text: str, name: str = "") -> tuple[str, int]:
+        """Keep a text for a client on a host. Returns (its name, Unix time until which it is kept). name: its name if the client has it
+        already; empty: make a new one."""
+        return self._texts.put(host, (client, text), len(text.encode()) + ENTRY_BYTES, "audio_", name)
+
+    def get(self, client: str, name: str) -> str | None:
+        """The text of this name; None if it is gone, or was not kept for this client."""
+        entry = self._texts.get(name)
+        return entry[1] if entry is not None and entry[0] == client else None

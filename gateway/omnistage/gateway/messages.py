@@ -22,15 +22,15 @@ MAX_PARTS = 4096
 KEYS = ("role", "content", "name", "refusal", "annotations", "audio", "function_call", "tool_calls", "reasoning_content")
 """The keys that a message may have."""
 
-Said = Callable[[str], str | None]
-"""Returns the text of an earlier sound, by the sound's id; None: this client has heard no such sound."""
-
 Turn = dict[str, Any]
 
 
-async def turns_of(messages: Sequence[Mapping[str, Any]], transcript_of: Said, fetch: Fetch, *, use_audio: bool = False) -> list[Turn]:
-    """The turns for these messages. The media at web URLs are fetched. transcript_of: see `Said`. use_audio: whether a film is heard if
-    its part does not say. Raises ApiError, BadRequestError."""
+async def turns_of(
+    messages: Sequence[Mapping[str, Any]], transcript_of: Callable[[str], str | None], fetch: Fetch, *, use_audio: bool = False
+) -> list[Turn]:
+    """The turns for these messages. The media at web URLs are fetched. transcript_of: gives the text of an earlier sound by the sound's id;
+    None: this client has heard no such sound. use_audio: whether a film is heard if its part does not say. Raises ApiError,
+    BadRequestError."""
     turns = [_turn(message, f"messages[{i}]", transcript_of) for i, message in enumerate(messages)]
     if use_audio:
         turns = [_with_heard_films(turn, f"messages[{i}]") for i, turn in enumerate(turns)]
@@ -61,11 +61,9 @@ def _characters(turn: Turn) -> int:
     return sum(len(text) for text in texts if isinstance(text, str))
 
 
-def _turn(message: Mapping[str, Any], field: str, transcript_of: Said) -> Turn:
+def _turn(message: Mapping[str, Any], field: str, transcript_of: Callable[[str], str | None]) -> Turn:
     """The turn for one message; its media are not fetched yet. Raises ApiError."""
-    unknown = next((key for key in message if key not in KEYS), None)
-    if unknown is not None and unknown != "tool_call_id":  # That one is refused below, in words of its own.
-        raise unrecognized_error(f"{field}.{unknown}")
+    check_keys(message, (*KEYS, "tool_call_id"), field)  # That one is refused below, in words of its own.
     if message.get("role") in ("tool", "function"):
         raise unsupported_error(f"{field}.role", f"is {message['role']}, and nothing here calls tools yet")
     for key in ("tool_calls", "function_call", "tool_call_id"):
@@ -99,6 +97,13 @@ def _with_heard_films(turn: Turn, field: str) -> Turn:
     return {**turn, "content": content}
 
 
+def check_keys(message: Mapping[str, Any], keys: Sequence[str], field: str) -> None:
+    """Raises ApiError for a key that is not among `keys`. field: the name of the message in the request."""
+    unknown = next((key for key in message if key not in keys), None)
+    if unknown is not None:
+        raise unrecognized_error(f"{field}.{unknown}"[:256])
+
+
 def _check_thought(thought: object, role: object, field: str) -> None:
     """Raises ApiError if the thoughts are no text, or the message is not the assistant's."""
     if thought is not None and not isinstance(thought, str):
@@ -107,7 +112,7 @@ def _check_thought(thought: object, role: object, field: str) -> None:
         raise invalid(field, "only messages of an assistant have it; leave it out")
 
 
-def _earlier_text(audio: object, field: str, transcript_of: Said) -> str:
+def _earlier_text(audio: object, field: str, transcript_of: Callable[[str], str | None]) -> str:
     """The text of an earlier answer, found by the id of its sound. If no text is kept under the id, the transcript
     in `audio`, if the client has sent one. Raises ApiError."""
     name = audio.get("id") if isinstance(audio, Mapping) else None

@@ -9,7 +9,6 @@ from pathlib import Path
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from omnistage.gateway.door import Door
 from omnistage.gateway.failure import ApiError
 
 FOLDER = Path(__file__).parent / "page"
@@ -26,19 +25,9 @@ FILES = {
 }
 """All files of the page, by name: nothing else in the folder is served."""
 
-POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self' data: blob:",
-        "connect-src 'self'",
-        "media-src 'self' blob: data:",
-        "worker-src 'self'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-    )
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; media-src 'self' blob: data:;"
+    " worker-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 """The content that a browser may load and run: files of this gateway, and pictures and sound that the page itself made."""
 
@@ -57,31 +46,7 @@ class _PageFile:
     etag: str
 
 
-def routes(door: Door) -> APIRouter:
-    router = APIRouter(include_in_schema=False)
-    files = {name: _read(name, media_type) for name, media_type in FILES.items()}
-
-    @router.api_route("/", methods=["GET", "HEAD"])
-    async def home(request: Request) -> Response:
-        """The page itself."""
-        return _answer(request, files[HOME])
-
-    @router.api_route("/page/{name}", methods=["GET", "HEAD"])
-    async def file(request: Request, name: str) -> Response:
-        """A file that the page needs."""
-        if name not in files:
-            raise ApiError(404, f"the page has no file {name[:128]}", code="unknown_url")
-        return _answer(request, files[name])
-
-    return router
-
-
-def _read(name: str, media_type: str) -> _PageFile:
-    body = (FOLDER / name).read_bytes()
-    return _PageFile(body, media_type, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
-
-
-def _answer(request: Request, file: _PageFile) -> Response:
+def _respond(request: Request, file: _PageFile) -> Response:
     """The response with a file; 304 without it if the browser has it already."""
     # The worker is a file below /page, and must be allowed to answer for the page at /.
     headers = {**HEADERS, "ETag": file.etag, "Service-Worker-Allowed": "/"}
@@ -89,3 +54,27 @@ def _answer(request: Request, file: _PageFile) -> Response:
     if file.etag in tags:
         return Response(status_code=304, headers=headers)
     return Response(file.body, headers=headers, media_type=file.media_type)
+
+
+def _read(name: str, media_type: str) -> _PageFile:
+    body = (FOLDER / name).read_bytes()
+    return _PageFile(body, media_type, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+
+
+PAGE_FILES = {name: _read(name, media_type) for name, media_type in FILES.items()}
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.api_route("/", methods=["GET", "HEAD"])
+async def home(request: Request) -> Response:
+    """The page itself."""
+    return _respond(request, PAGE_FILES[HOME])
+
+
+@router.api_route("/page/{name}", methods=["GET", "HEAD"])
+async def file(request: Request, name: str) -> Response:
+    """A file that the page needs."""
+    if name not in PAGE_FILES:
+        raise ApiError(404, f"the page has no file {name[:128]}", code="unknown_url")
+    return _respond(request, PAGE_FILES[name])

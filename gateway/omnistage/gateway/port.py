@@ -6,8 +6,6 @@ import asyncio
 import errno
 import resource
 import socket
-import time
-from email.utils import formatdate
 from typing import Any
 
 import h11
@@ -19,6 +17,7 @@ from omnistage.gateway.door import Door, host_of
 from omnistage.gateway.failure import ApiError
 from omnistage.gateway.settings import GatewaySettings
 from omnistage.host.addresses import MAX_PORT, check_can_listen, host_and_port, network_of
+from omnistage.host.background import LastingTasks
 from omnistage.host.descriptors import most_connections
 from omnistage.host.errors import StartError
 from omnistage.host.places import Client, Places, Refused, Ticket
@@ -69,10 +68,27 @@ class HttpListener:
     """Listens for HTTP/1.1 and passes it to an app."""
 
     def __init__(self, settings: GatewaySettings, app: ASGIApp, door: Door) -> None:
-        self._settings, self._app, self._door = settings, app, door
+        self._settings, self._door = settings, door
         self._sockets: list[socket.socket] = []  # what `bind` has bound
-        self._server: uvicorn.Server | None = None
-        self._dating: asyncio.Task[None] | None = None
+        self._lasting = LastingTasks()
+        config = uvicorn.Config(
+            app,
+            http=_protocol(door),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=bool(settings.trusted_proxies),
+            forwarded_allow_ips=list(settings.trusted_proxies),
+            backlog=ACCEPTED_AT_ONCE,
+            h11_max_incomplete_event_size=HEAD_BYTES,
+            timeout_keep_alive=KEPT_LIMIT_S,
+            timeout_graceful_shutdown=STOP_LIMIT_S,
+        )
+        config.load()
+        self._server = uvicorn.Server(config)
+        self._server.lifespan = config.lifespan_class(config)
 
     def bind(self) -> str:
         """Bind the first free port, counted up from that of --address, and return HOST:PORT. If none is free, raises the StartError of the
@@ -95,26 +111,8 @@ class HttpListener:
 
     async def open(self) -> None:
         """Start to accept connections."""
-        config = uvicorn.Config(
-            self._app,
-            http=_protocol(self._door),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=bool(self._settings.trusted_proxies),
-            forwarded_allow_ips=list(self._settings.trusted_proxies),
-            backlog=ACCEPTED_AT_ONCE,
-            h11_max_incomplete_event_size=HEAD_BYTES,
-            timeout_keep_alive=KEPT_LIMIT_S,
-            timeout_graceful_shutdown=STOP_LIMIT_S,
-        )
-        config.load()
-        self._server = server = uvicorn.Server(config)
-        server.lifespan = config.lifespan_class(config)
-        self._dating = asyncio.create_task(self._keep_date(server), name="omnistage-date")
-        await server.startup(sockets=self._sockets)
+        self._lasting.start("omnistage-date", self._keep_date())
+        await self._server.startup(sockets=self._sockets)
         for listening in self._sockets:
             listening.listen(BACKLOG)
 
@@ -124,20 +122,17 @@ class HttpListener:
 
     async def close(self, *, is_broken: bool) -> None:
         """Accept no more connections, and give running requests `STOP_LIMIT_S` seconds. is_broken: break their answers off at once."""
-        if self._dating is not None:
-            self._dating.cancel()
-        if self._server is None or not self._server.started:
-            return
+        await self._lasting.close()
         if is_broken:  # The connections break, so that no client mistakes a part of an answer for the whole.
             for connection in list(self._server.server_state.connections):
                 if connection.transport is not None:
                     connection.transport.abort()
         await self._server.shutdown(sockets=self._sockets)
 
-    async def _keep_date(self, server: uvicorn.Server) -> None:
+    async def _keep_date(self) -> None:
         """Set the header Date each second. uvicorn's own loop wakes ten times a second."""
         while True:
-            server.server_state.default_headers = [(b"date", formatdate(time.time(), usegmt=True).encode())]
+            await self._server.on_tick(0)
             await asyncio.sleep(DATE_PERIOD_S)
 
 
@@ -150,17 +145,8 @@ def _check_descriptors() -> None:
 
 def _listening(host: str, port: int) -> socket.socket:
     """A listening socket. Raises OSError."""
-    family, kind, protocol, _, name = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    listening = socket.socket(family, kind, protocol)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(name)
-        listening.listen(BACKLOG)
-        listening.setblocking(False)
-    except BaseException:
-        listening.close()
-        raise
-    return listening
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+    return socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=family == socket.AF_INET6)
 
 
 class _Events(h11.Connection):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
@@ -44,8 +43,8 @@ class GatewayServer:
         log.info("gateway.bound", address=address, router=self._door.settings.router, keys="any")
 
     async def start(self) -> None:
-        """Start to listen, and go on with films that an earlier process left."""
-        await self._door.open()
+        """Go on with films that an earlier process left."""
+        await self._door.jobs.resume()
         self.lasting.start("omnistage-films", self._door.jobs.tidy())
 
     @property
@@ -95,58 +94,47 @@ def new_app(door: Door) -> ASGIApp:
     """The whole app: all endpoints, with the guard in front of them."""
     summary = "Omni-modality models behind OpenAI's interface."
     app = FastAPI(title="omnistage", version=__version__, summary=summary, openapi_url=None, redirect_slashes=False)
-    for routes in (
-        *(chat.routes, responses.routes, audio.speech_routes, audio.sound_routes, pictures.routes, films.routes),
-        *(state.listing_routes, state.state_routes, page.routes),
-    ):
-        app.include_router(routes(door))
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _answer_invalid)
-    app.add_exception_handler(ApiError, _answer_failure)
-    app.add_exception_handler(OmniError, _answer_failure)
-    app.add_exception_handler(Exception, _answer_bug)
+    app.state.door = door
+    for endpoints in (chat, responses, audio, pictures, films, state, page):
+        app.include_router(endpoints.router)
+    for kind in (RequestValidationError, HTTPException, ApiError, OmniError, Exception):
+        app.add_exception_handler(kind, _answer_error)
     state.document(app)
     return HttpGuard(app, door)
 
 
-async def _invalid(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return _answer_error(request, of_validation(error))
-
-
-async def _answer_failure(request: Request, error: Exception) -> Response:
-    if isinstance(error, OmniError):
-        return _answer_error(request, of_omni(error))
-    assert isinstance(error, ApiError)
-    return _answer_error(request, error)
-
-
-async def _answer_bug(request: Request, error: Exception) -> Response:
-    """Answer an error that no code expected. Starlette then raises the error, and the guard sees it."""
-    if isinstance(error, ClientDisconnect | BrokenOff):  # The client has left or was cut off, so nobody reads an answer.
+async def _answer_error(request: Request, error: Exception) -> Response:
+    """Note an error in the account of its request, and return its response. For an error that no code expected Starlette then raises it
+    again, and the guard sees it."""
+    account: HttpAccount = request.state.account
+    if isinstance(error, BrokenOff):  # The connection is broken off, so nobody reads an answer.
         return Response(status_code=499)
-    return _answer_error(request, BUG)
+    failure = _failure_of(error, request.method, request.scope["path"], account.fields)
+    account.note_failure(failure)
+    return failure.response
 
 
-async def _answer_invalid(request: Request, error: Exception) -> Response:
-    """Answer requests that FastAPI itself refuses."""
-    assert isinstance(error, HTTPException)
-    path = request.scope["path"]
+def _failure_of(error: Exception, method: str, path: str, fields: Mapping[str, str]) -> ApiError:
+    """The answer to a request that ended with an error. method, path: of the request. fields: as in `of_omni`."""
+    match error:
+        case ApiError():
+            return error
+        case OmniError():
+            return of_omni(error, fields)
+        case RequestValidationError():
+            return of_validation(error)
+        case HTTPException():
+            return _of_fastapi(error, method, path)
+    return BUG
+
+
+def _of_fastapi(error: HTTPException, method: str, path: str) -> ApiError:
+    """The error for a request that FastAPI itself refuses. method, path: of the request."""
     later = next((name for prefix, name in LATER.items() if path == prefix or path.startswith(f"{prefix}/")), None)
     if error.status_code == 404 and later is not None:
-        return _answer_error(request, ApiError(404, f"{later} is not offered yet", code="not_offered"))
+        return ApiError(404, f"{later} is not offered yet", code="not_offered")
     if error.status_code == 404:
-        return _answer_error(request, ApiError(404, f"Unknown request URL: {request.method} {path[:256]}", code="unknown_url"))
+        return ApiError(404, f"Unknown request URL: {method} {path[:256]}", code="unknown_url")
     if error.status_code == 405:
-        headers = dict(error.headers or {})
-        return _answer_error(
-            request, ApiError(405, f"{request.method} is not for {path[:256]}", code="method_not_supported", headers=headers)
-        )
-    return _answer_error(request, ApiError(error.status_code, str(error.detail), code="invalid_body"))
-
-
-def _answer_error(request: Request, error: ApiError) -> Response:
-    """Note the error in the account, and return its response."""
-    account: HttpAccount = request.state.account
-    account.note_failure(error)
-    return error.response
+        return ApiError(405, f"{method} is not for {path[:256]}", code="method_not_supported", headers=error.headers)
+    return ApiError(error.status_code, str(error.detail), code="invalid_body")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import NoDecode
@@ -27,70 +27,50 @@ NO_NAME = "-"
 """The value that removes a name of OPENAI_NAMES."""
 
 
+def _setting(default: Any, metavar: str, description: str, **limits: Any) -> Any:
+    """A field. metavar: the form of its value, in the help. limits: of the value, as Field takes them."""
+    return Field(default, description=description, json_schema_extra={"metavar": metavar}, **limits)
+
+
 class GatewaySettings(ServerSettings):
     """The settings of the gateway."""
 
-    router: str = Field(
-        "127.0.0.1:50050",
-        description="the router that is asked; or several, comma-separated, of which the first that answers is",
-        json_schema_extra={"metavar": "HOST:PORT,..."},
+    router: str = _setting(
+        "127.0.0.1:50050", "HOST:PORT,...", "the router that is asked; or several, comma-separated, of which the first that answers is"
     )
     port_tries: int = Field(1, ge=1, le=100, description="how many ports are tried, from that of --address on, where one is taken")
-    allowed_hosts: Words = Field(
-        (),
-        description="names by which it may be called; on loopback also those of this machine, elsewhere by all if none is named",
-        json_schema_extra={"metavar": "HOST,..."},
+    allowed_hosts: Words = _setting(
+        (), "HOST,...", "names by which it may be called; on loopback also those of this machine, elsewhere by all if none is named"
     )
-    allowed_origins: Words = Field(
-        (),
-        description="pages of other hosts that may call it from a browser, such as https://app.example.com",
-        json_schema_extra={"metavar": "ORIGIN,..."},
+    allowed_origins: Words = _setting(
+        (), "ORIGIN,...", "pages of other hosts that may call it from a browser, such as https://app.example.com"
     )
-    trusted_proxies: Words = Field(
-        (),
-        description="addresses of proxies whose X-Forwarded-For says who asks",
-        json_schema_extra={"metavar": "HOST,..."},
+    trusted_proxies: Words = _setting((), "HOST,...", "addresses of proxies whose X-Forwarded-For says who asks")
+    gateway_token_file: str = _setting(
+        "", "FILE", "file with the gateway's own token, where it has not the stack's; or the token itself in OMNISTAGE_GATEWAY_TOKEN"
     )
-    gateway_token_file: str = Field(
-        "",
-        description="file with the gateway's own token, where it has not the stack's; or the token itself in OMNISTAGE_GATEWAY_TOKEN",
-        json_schema_extra={"metavar": "FILE"},
+    media_hosts: Words = _setting(
+        (), "HOST,...", "hosts from which media are fetched, by https, where a request names a URL; none: such a request is refused"
     )
-    media_hosts: Words = Field(
-        (),
-        description="hosts from which media are fetched, by https, where a request names a URL; none: such a request is refused",
-        json_schema_extra={"metavar": "HOST,..."},
-    )
-    model_names: Pairs = Field(
+    model_names: Pairs = _setting(
         OPENAI_NAMES["model_names"],
-        description="further names of models that clients send, and the pipeline of each; nothing: the router's choice; -: it is no name",
-        json_schema_extra={"metavar": "NAME=PIPELINE,..."},
+        "NAME=PIPELINE,...",
+        "further names of models that clients send, and the pipeline of each; nothing: the router's choice; -: it is no name",
     )
-    voice_names: Pairs = Field(
+    voice_names: Pairs = _setting(
         OPENAI_NAMES["voice_names"],
-        description="further names of voices that clients send, and the voice of each; nothing: the pipeline's default; -: it is no name",
-        json_schema_extra={"metavar": "NAME=VOICE,..."},
+        "NAME=VOICE,...",
+        "further names of voices that clients send, and the voice of each; nothing: the pipeline's default; -: it is no name",
     )
 
-    video_folder: str = Field(
+    video_folder: str = _setting(
         "",
-        description="where films are kept that were asked for as jobs, and the jobs: those that wait and those that are finished are there"
+        "DIR",
+        "where films are kept that were asked for as jobs, and the jobs: those that wait and those that are finished are there"
         " again after a restart; empty: a temporary folder, which goes when the gateway ends",
-        json_schema_extra={"metavar": "DIR"},
     )
-    video_kept: float = Field(
-        86_400.0,
-        gt=0,
-        allow_inf_nan=False,
-        description="seconds after which a film is deleted, from its end on",
-        json_schema_extra={"metavar": "SECONDS"},
-    )
-    video_bytes: int = Field(
-        8 << 30,
-        ge=1 << 20,
-        description="most bytes of all films that are kept; the oldest go for a new one",
-        json_schema_extra={"metavar": "BYTES"},
-    )
+    video_kept: float = _setting(86_400.0, "SECONDS", "seconds after which a film is deleted, from its end on", gt=0, allow_inf_nan=False)
+    video_bytes: int = _setting(8 << 30, "BYTES", "most bytes of all films that are kept; the oldest go for a new one", ge=1 << 20)
     video_jobs: int = Field(64, ge=1, le=900, description="most films that wait or are made; one client has at most 3/4 of them")
     video_runs: int = Field(2, ge=1, le=64, description="how many of these are made at once, as far as the router has places")
 
@@ -102,16 +82,12 @@ class GatewaySettings(ServerSettings):
 
     @field_validator("model_names", "voice_names", mode="before")
     @classmethod
-    def _pairs(cls, value: object) -> object:
-        """The names and values of a comma-separated text of NAME=VALUE."""
-        if not isinstance(value, str):
+    def _pairs(cls, value: object, info: ValidationInfo) -> object:
+        """The names in OPENAI_NAMES, changed by the setting, a comma-separated text of NAME=VALUE, which may add names, change their
+        meaning, or remove them."""
+        if isinstance(value, str):
+            pairs = [part.partition("=") for part in value.split(",") if part.strip()]
+            value = {name.strip(): meaning.strip() for name, _, meaning in pairs}
+        if not isinstance(value, dict):
             return value
-        pairs = [part.partition("=") for part in value.split(",") if part.strip()]
-        return {name.strip(): meaning.strip() for name, _, meaning in pairs}
-
-    @field_validator("model_names", "voice_names")
-    @classmethod
-    def _with_known(cls, names: dict[str, str], info: ValidationInfo) -> dict[str, str]:
-        """The names in OPENAI_NAMES, changed by the setting, which may add names, change their meaning, or remove them."""
-        assert info.field_name is not None
-        return {name: meaning for name, meaning in {**OPENAI_NAMES[info.field_name], **names}.items() if meaning != NO_NAME}
+        return {name: meaning for name, meaning in {**OPENAI_NAMES[str(info.field_name)], **value}.items() if meaning != NO_NAME}

@@ -10,93 +10,82 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from omnistage.client.connection import Pipeline
 from omnistage.client.errors import OmniError
-from omnistage.gateway.answering import EVENTS, unless_gone
+from omnistage.gateway.answering import EVENTS
 from omnistage.gateway.body import new_router
-from omnistage.gateway.door import Door
+from omnistage.gateway.door import Door, ThisDoor
+from omnistage.gateway.failure import ApiError
 from omnistage.gateway.sound import MEDIA_TYPES
 
+router = new_router("")
 
-def listing_routes(door: Door) -> APIRouter:
-    router = new_router("/v1", "models")
-    # No server knows how old a pipeline is: all of them count as old as this process.
-    created = int(time.time())
-
-    @router.get("/models")
-    async def models(request: Request) -> dict[str, Any]:
-        """All pipelines, also those that are still starting."""
-        pipelines = await unless_gone(request, door.offer.pipelines())
-        return {"object": "list", "data": [_model(one, created) for one in pipelines]}
-
-    @router.get("/models/{model}")
-    async def model(request: Request, model: str) -> dict[str, Any]:
-        """One pipeline, in its present state."""
-        await unless_gone(request, door.offer.pipelines())
-        return _model(await door.offer.pipeline(model), created)
-
-    @router.get("/audio/voices")
-    async def voices(request: Request) -> dict[str, Any]:
-        """All voices, each with the pipelines that have it."""
-        pipelines = await unless_gone(request, door.offer.pipelines())
-        names = sorted({voice for one in pipelines for voice in one.voices})
-        data = [_voice(name, pipelines, created) for name in names]
-        return {"object": "list", "data": data, "voices": names}
-
-    return router
+CREATED = int(time.time())
+"""No server knows how old a pipeline is: all of them count as old as this process."""
 
 
-def _voice(name: str, pipelines: Sequence[Pipeline], created: int) -> dict[str, Any]:
+@router.get("/v1/models", tags=["models"])
+async def models(door: ThisDoor) -> dict[str, Any]:
+    """All pipelines, also those that are still starting."""
+    return {"object": "list", "data": [_model(one) for one in await door.offer.pipelines()]}
+
+
+@router.get("/v1/models/{model}", tags=["models"])
+async def model(door: ThisDoor, model: str) -> dict[str, Any]:
+    """One pipeline, in its present state."""
+    await door.offer.pipelines()
+    return _model(await door.offer.pipeline(model))
+
+
+@router.get("/v1/audio/voices", tags=["models"])
+async def voices(door: ThisDoor) -> dict[str, Any]:
+    """All voices, each with the pipelines that have it."""
+    pipelines = await door.offer.pipelines()
+    names = sorted({voice for one in pipelines for voice in one.voices})
+    return {"object": "list", "data": [_voice(name, pipelines) for name in names], "voices": names}
+
+
+def _voice(name: str, pipelines: Sequence[Pipeline]) -> dict[str, Any]:
     """A voice in the shape of OpenAI's custom voices, with the models that speak with it."""
     models = [one.name for one in pipelines if name in one.voices]
-    return {"id": name, "object": "audio.voice", "name": name, "created_at": created, "models": models}
+    return {"id": name, "object": "audio.voice", "name": name, "created_at": CREATED, "models": models}
 
 
-def _model(pipeline: Pipeline, created: int) -> dict[str, Any]:
+def _model(pipeline: Pipeline) -> dict[str, Any]:
     """A pipeline in OpenAI's shape, with its inputs and outputs."""
-    return {
-        "id": pipeline.name,
-        "object": "model",
-        "created": created,
-        "owned_by": "omnistage",
-        "description": pipeline.description,
-        "state": pipeline.state,
-        "stages": pipeline.stages,
-        "inputs": pipeline.inputs,
-        "outputs": pipeline.outputs,
-        "outputs_on_request": pipeline.on_request,
-        "voices": pipeline.voices,
-    }
+    facts = {name: getattr(pipeline, name) for name in ("description", "state", "stages", "inputs", "outputs", "voices")}
+    openai_facts = {"id": pipeline.name, "object": "model", "created": CREATED, "owned_by": "omnistage"}
+    return {**openai_facts, **facts, "outputs_on_request": pipeline.on_request}
 
 
-def state_routes(door: Door) -> APIRouter:
-    router = new_router("", "state")
+@router.head("/health", include_in_schema=False)
+@router.get("/health", tags=["state"])
+async def health() -> dict[str, str]:
+    """The process lives."""
+    return {"status": "ok"}
 
-    @router.head("/health", include_in_schema=False)
-    @router.get("/health")
-    async def health() -> dict[str, str]:
-        """The process lives."""
-        return {"status": "ok"}
 
-    @router.head("/ready", include_in_schema=False)
-    @router.get("/ready", responses={503: {"description": "It cannot answer now.", "content": {"application/json": {}}}})
-    async def ready(request: Request) -> Response:
-        """The gateway takes requests, its router answers, and a pipeline is ready."""
-        reason = await unless_gone(request, _not_ready(door))
-        if reason:
-            return JSONResponse({"status": "not ready", "why": reason}, 503, {"Retry-After": "1"})
-        return JSONResponse({"status": "ready"})
+NOT_READY: dict[int | str, dict[str, Any]] = {503: {"description": "It cannot answer now.", "content": {"application/json": {}}}}
 
-    @router.get("/metrics", response_class=PlainTextResponse)
-    async def metrics() -> Response:
-        """Metrics of this process, for Prometheus."""
-        return Response(generate_latest(door.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    return router
+@router.head("/ready", include_in_schema=False)
+@router.get("/ready", tags=["state"], responses=NOT_READY)
+async def ready(door: ThisDoor) -> Response:
+    """The gateway takes requests, its router answers, and a pipeline is ready."""
+    reason = await _not_ready(door)
+    if reason:
+        return JSONResponse({"status": "not ready", "why": reason}, 503, {"Retry-After": "1"})
+    return JSONResponse({"status": "ready"})
+
+
+@router.get("/metrics", tags=["state"], response_class=PlainTextResponse)
+async def metrics(door: ThisDoor) -> Response:
+    """Metrics of this process, for Prometheus."""
+    return Response(generate_latest(door.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
 async def _not_ready(door: Door) -> str:
@@ -134,16 +123,7 @@ ERROR: Mapping[str, Any] = {
             },
         }
     },
-    "example": {
-        "error": {
-            "message": "temperature: must be at most 2",
-            "type": "invalid_request_error",
-            "param": "temperature",
-            "code": "invalid_value",
-            "reason": "BAD_REQUEST",
-            "hint": None,
-        }
-    },
+    "example": ApiError(400, "temperature: must be at most 2", param="temperature", code="invalid_value").body,
 }
 
 _RETRY_AFTER = {"description": "seconds after which to ask again", "schema": {"type": "integer", "minimum": 0}}
@@ -172,7 +152,6 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
 
 def document(app: FastAPI) -> None:
     """Add the endpoint of the OpenAPI document. It is made and serialized once: it has some 100 KB, and anybody may ask for it."""
-    router = new_router("", "document")
 
     @cache
     def serialized() -> bytes:
@@ -188,12 +167,14 @@ def document(app: FastAPI) -> None:
         document_fields["security"] = [{}, {"key": []}]
         return json.dumps(document_fields, separators=(",", ":")).encode()
 
-    @router.get("/openapi.json", include_in_schema=False)
+    document_router = new_router("")
+
+    @document_router.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
         """Give the document."""
         return Response(serialized(), media_type=_JSON)
 
-    app.include_router(router)
+    app.include_router(document_router)
 
 
 def _complete(path: str, operation: dict[str, Any]) -> None:
