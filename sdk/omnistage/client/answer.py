@@ -169,22 +169,22 @@ class Answer(dict[str, str]):
 
 async def collect(events: AsyncIterator[Event]) -> Answer:
     """Read a stream to its end and put the answer together. Raises ProtocolError if the stream ends without `Done`."""
-    came: defaultdict[type[Event], list[Any]] = defaultdict(list)
+    parts: defaultdict[type[Event], list[Any]] = defaultdict(list)
     async for event in events:
         if not isinstance(event, Progress) and not (isinstance(event, Picture) and event.preview_step is not None):
-            came[type(event)].append(event)
+            parts[type(event)].append(event)
         if isinstance(event, Done):
-            ports = dict.fromkeys(piece.port for piece in came[Rows])
+            ports = dict.fromkeys(piece.port for piece in parts[Rows])
             return Answer(
-                came[TextDelta],
-                _audio(came[AudioChunk]),
-                tuple(came[Picture]),
+                parts[TextDelta],
+                _audio(parts[AudioChunk]),
+                tuple(parts[Picture]),
                 event,
-                np.concatenate([piece.codes for piece in came[SpeechCodes]]) if came[SpeechCodes] else None,
-                tuple(word for piece in came[Alignment] for word in piece.words),
-                {port: np.concatenate([piece.rows for piece in came[Rows] if piece.port == port]) for port in ports},
-                "".join(piece.text for piece in came[ThoughtDelta]),
-                _films(came[VideoDelta]),
+                np.concatenate([piece.codes for piece in parts[SpeechCodes]]) if parts[SpeechCodes] else None,
+                tuple(word for piece in parts[Alignment] for word in piece.words),
+                {port: np.concatenate([piece.rows for piece in parts[Rows] if piece.port == port]) for port in ports},
+                "".join(piece.text for piece in parts[ThoughtDelta]),
+                _films(parts[VideoDelta]),
             )
     raise ProtocolError("the stream ended without its account")
 

@@ -342,18 +342,18 @@ def pictures_html(encoded: Iterable[tuple[str, bytes]]) -> str:
     """HTML of pictures: those of types that browsers show, as far as they fit into `MAX_PICTURE_BYTES`, and the number of the others.
     encoded: (media type, bytes) of each."""
     elements = _elements('<img src="{}">', encoded, SHOWN_PICTURE_TYPES, MAX_PICTURE_BYTES)
-    hidden = elements.count("")
-    more = f"<div>{hidden} more in <code>pictures</code>, too large to be shown, or of another type.</div>" if hidden else ""
-    return "".join(elements) + more
+    count = elements.count("")
+    sentence = f"<div>{count} more in <code>pictures</code>, too large to be shown, or of another type.</div>" if count else ""
+    return "".join(elements) + sentence
 
 
 def films_html(encoded: Iterable[tuple[str, bytes]]) -> str:
     """HTML of players of films. A film that is too large for the rest of `MAX_FILM_BYTES`, or of a type that browsers do not show, becomes
     a sentence. encoded: (media type, bytes) of each."""
     fault = "too large to be shown, or of another type"
-    hidden = f"<div>One more in <code>videos</code>, {fault}; its <code>save</code> writes it.</div>"
+    sentence = f"<div>One more in <code>videos</code>, {fault}; its <code>save</code> writes it.</div>"
     elements = _elements('<video controls loop src="{}"></video>', encoded, SHOWN_FILM_TYPES, MAX_FILM_BYTES)
-    return "".join(element or hidden for element in elements)
+    return "".join(element or sentence for element in elements)
 
 
 def _elements(form: str, encoded: Iterable[tuple[str, bytes]], types: Sequence[str], room_bytes: int) -> list[str]:

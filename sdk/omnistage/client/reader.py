@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
@@ -383,7 +382,7 @@ def _decode(chunk: chunk_pb2.Chunk) -> NDArray[np.float32]:
 def read_record(kind: type[Record], message: Message, **values: object) -> Record:
     """An object of a dataclass, from the fields of equal names of a message. A field queued_s has the seconds of the Duration `queued`. A
     field that may be None is None if the message lacks it. values: those of fields that the message has in another form."""
-    for one in dataclasses.fields(kind):
+    for one in fields(kind):
         name = one.name.removesuffix("_s")
         if one.name in values or name not in message.DESCRIPTOR.fields_by_name:
             continue

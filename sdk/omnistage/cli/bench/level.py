@@ -190,8 +190,7 @@ class Level:
     """Puts `load` on a router, and keeps the samples. numbers: of the requests. seed: for the random times of an open loop."""
 
     def __init__(self, load: Closed | Open, ask: Ask, numbers: Iterator[int], seed: int = 0) -> None:
-        self.load = load
-        self.samples: list[Sample] = []
+        self.load, self.samples = load, list[Sample]()
         self.offered = 0
         """How many requests came, started or not."""
         self.not_started = 0

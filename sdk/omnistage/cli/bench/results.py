@@ -168,8 +168,8 @@ def _distributions(samples: Sequence[Sample], answers: Sequence[Measured]) -> di
         values[name] = [amount or None for amount in values[name]]
     values["itl_s"] = [gap_s for answer in answers for gap_s in answer.itl_s]
     values["late_s"] = [sample.begun_s - sample.due_s for sample in samples]
-    known = {name: [value for value in column if value is not None] for name, column in values.items()}
-    return {name: Distribution.of(numbers) for name, numbers in known.items() if numbers}
+    measured = {name: [value for value in column if value is not None] for name, column in values.items()}
+    return {name: Distribution.of(numbers) for name, numbers in measured.items() if numbers}
 
 
 def _request_object(sample: Sample, seed: int) -> dict[str, Any]:
@@ -237,10 +237,10 @@ def warnings(summary: Summary) -> list[str]:
 
 def _counts(summary: Summary) -> list[str]:
     """How the requests of a level ended, in words."""
-    names = ("failed", "interrupted", "not_started", "failovers")
-    others = {name.replace("_", " "): (vars(summary) | summary.totals)[name] for name in names}
+    counts = vars(summary) | summary.totals
     completed = f"{summary.completed} of {summary.offered} completed in {summary.wall_s:.1f} s"
-    return [completed, *(f"{count} {name}" for name, count in others.items() if count)]
+    names = ("failed", "interrupted", "not_started", "failovers")
+    return [completed, *(f"{counts[name]} {name.replace('_', ' ')}" for name in names if counts[name])]
 
 
 def _rates(summary: Summary) -> dict[str, str]:
@@ -252,8 +252,8 @@ def _throughputs(summary: Summary) -> list[str]:
     """Amounts a second, and shares of the answers, in words."""
     texts = {name: RATES[name][1].format(rate) for name, rate in _rates(summary).items()}
     goodput = texts.pop("request_goodput", "")
-    heard = "" if summary.continuous is None else f"{summary.continuous:.0%} of answers heard without a gap"
-    return [text for text in (*texts.values(), heard, goodput) if text]
+    continuity = "" if summary.continuous is None else f"{summary.continuous:.0%} of answers heard without a gap"
+    return [text for text in (*texts.values(), continuity, goodput) if text]
 
 
 def _table(columns: Sequence[str]) -> Table:
@@ -282,8 +282,10 @@ def _row(level: Summary) -> dict[str, str]:
     load = f"{level.load.rate:g}/s" if isinstance(level.load, Open) else str(level.load.concurrency)
     row = {"load": load} | ({"failed": str(failed)} if failed else {})
     row |= {RATES[name][0]: text for name, text in _rates(level).items()}
-    known = {column: figure for column, figure in PERCENTILES.items() if figure[0] in level.figures}
-    return row | {column: _shown(name, getattr(level.figures[name], percentile)) for column, (name, percentile) in known.items()}
+    for column, (name, percentile) in PERCENTILES.items():
+        if name in level.figures:
+            row[column] = _shown(name, getattr(level.figures[name], percentile))
+    return row
 
 
 def _shown(name: str, value: float) -> str:

@@ -62,8 +62,7 @@ class Bench:
     async def run(self, verbose: bool) -> None:
         """Measure level after level. Raises OmniError if nothing can be measured. A first signal ends the measuring early, and the levels
         so far are kept. Raises Interrupted at a second signal, or at the first if nothing was measured yet."""
-        signals: list[int] = []
-        task = asyncio.current_task()
+        signals, task = list[int](), asyncio.current_task()
 
         def stop(number: int) -> None:
             signals.append(number)
@@ -108,7 +107,7 @@ class Bench:
             try:
                 line = Live(get_renderable=partial(_progress, level), console=notices, transient=True, refresh_per_second=REFRESHES_PER_S)
                 with nullcontext() if self.is_quiet else line:
-                    at_once = min(load.concurrency if isinstance(load, Closed) else 1, self.warmup)
+                    at_once = load.concurrency if isinstance(load, Closed) else 1
                     await _warm_up(Level(Closed(at_once, requests=self.warmup), ask, numbers))
                     await level.measure()
             finally:
