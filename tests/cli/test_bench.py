@@ -28,7 +28,7 @@ from helpers.waiting import until
 from omnistage.cli.bench.level import Closed, Level, measure_answer
 from omnistage.cli.bench.prompts import QUESTIONS, Questions
 from omnistage.cli.bench.results import BenchScreen, Distribution, Summary
-from omnistage.cli.bench.run import Bench
+from omnistage.cli.bench.run import BenchRun
 from omnistage.cli.main import app
 from omnistage.cli.report import Interrupted
 from omnistage.cli.targets import where_of
@@ -49,7 +49,7 @@ FIGURES = {name for cell in re.findall(r"^\| (`[^|]*)\|", PAGE, re.MULTILINE) fo
 """All that the tables of the page explain."""
 
 KEYS = re.findall(r"`(\w+)`", PAGE.partition("says what was measured")[2].partition(")")[0])
-"""What the object of a run has beside its levels, as the page tells."""
+"""The keys of the object of a run, without its levels, as the page tells."""
 
 
 def bench(*words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -265,7 +265,7 @@ def test_ctrl_c_ends_early_and_tells_what_was_measured(toy_address: str, tmp_pat
     assert list(tmp_path.iterdir()) == [out]
 
 
-class Stubborn(Bench):
+class Stubborn(BenchRun):
     """Goes on after the first signal."""
 
     measures = False

@@ -34,7 +34,7 @@ def turned_away(retry_s: float | None, message: str = "full") -> Failure:
     return Failure.of(error)
 
 
-class Answers:
+class GatedAnswers:
     """A router that answers as soon as `together` requests are open. most: the most that were."""
 
     def __init__(self, together: int) -> None:
@@ -111,7 +111,7 @@ def test_other_arrivals_are_equally_far_apart_and_keep_to_the_rate(arrivals: Arr
 
 
 async def test_a_closed_loop_keeps_as_many_open_as_it_says() -> None:
-    answers = Answers(3)
+    answers = GatedAnswers(3)
     level = Level(Closed(3, requests=20), answers, count(100))
     await level.measure()
     assert answers.most == 3 and sorted(sample.number for sample in level.samples) == list(range(100, 120))
@@ -119,7 +119,7 @@ async def test_a_closed_loop_keeps_as_many_open_as_it_says() -> None:
 
 
 async def test_an_open_loop_starts_what_has_room_and_counts_the_rest() -> None:
-    answers = Answers(0)
+    answers = GatedAnswers(0)
     level = Level(Open(1000.0, "constant", 3, requests=20), answers, count())
     measuring = asyncio.create_task(level.measure())
     await until(lambda: level.offered == 20)
@@ -133,14 +133,14 @@ async def test_an_open_loop_starts_what_has_room_and_counts_the_rest() -> None:
 async def test_an_open_loop_waits_for_no_answer() -> None:
     """All of them are open before the first is answered."""
     load = Open(1000.0, "poisson", 64, requests=12)
-    level = Level(load, Answers(12), count(), 5)
+    level = Level(load, GatedAnswers(12), count(), 5)
     await level.measure()
     assert sorted(sample.due_s for sample in level.samples) == list(islice(load.due_times_s(5), 12))
 
 
 @pytest.mark.parametrize(("load", "most"), [(Closed(2, seconds=0.05), 10**6), (Open(1000.0, "constant", 8, seconds=0.05), 50)])
 async def test_a_level_of_so_many_seconds_ends(load: Closed | Open, most: int) -> None:
-    level = Level(load, Answers(1), count())
+    level = Level(load, GatedAnswers(1), count())
     await level.measure()
     assert 0 < level.offered <= most and all(sample.due_s < 0.05 for sample in level.samples)
     assert len(level.samples) + level.not_started == level.offered

@@ -17,7 +17,7 @@ from omnistage.cli.show.commands import Running
 
 if TYPE_CHECKING:
     from omnistage.cli.bench.level import Closed, Open
-    from omnistage.cli.bench.run import Bench
+    from omnistage.cli.bench.run import BenchRun
 
 MAX_REQUESTS, MAX_TOKENS, MAX_WORDS = 1_000_000, 32768, 100_000
 MAX_LEVELS, MAX_CONCURRENCY, MAX_RATE = 32, 4096, 10_000.0
@@ -120,7 +120,7 @@ def bench(
 
     from omnistage.cli.bench.prompts import QUESTIONS, NumberRange, Questions, read_prompts
     from omnistage.cli.bench.results import read_limits
-    from omnistage.cli.bench.run import Bench
+    from omnistage.cli.bench.run import BenchRun
     from omnistage.cli.make.ask import options_of
 
     options = options_of(pipeline=pipeline or None, max_tokens=max_tokens, voice=voice, profile=profile, steps=steps, width=width)
@@ -135,7 +135,7 @@ def bench(
 
         texts, source = (QUESTIONS, "built-in prompts") if prompts is None else (read_prompts(prompts), f"prompts of {prompts.name}")
         questions = Questions("say" if say else "draw" if draw else "ask", options, seed, texts, words, tokens, source)
-        _run(Bench(must_run(address, api_key), questions, loads, warmup, timeout, limits, is_quiet=json), out, verbose)
+        _run(BenchRun(must_run(address, api_key), questions, loads, warmup, timeout, limits, is_quiet=json), out, verbose)
 
 
 def _loads(
@@ -181,7 +181,7 @@ def _numbers(option: str, text: str, maximum: float, example: str) -> list[float
     return values
 
 
-def _run(bench: Bench, out: Path | None, verbose: bool) -> None:
+def _run(bench: BenchRun, out: Path | None, verbose: bool) -> None:
     """Measure, print and write. Exits with 1 if no answer was completed, and with the signal's code if a signal ended it early."""
     import json
 

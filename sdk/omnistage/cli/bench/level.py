@@ -125,7 +125,7 @@ def _measured(done: Done, tokens_at: Counter[float], steps: int, pictures: int) 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class LevelLoad:
     """A load. Its level ends after `requests` requests or after `seconds` seconds, whichever is first. None: no such limit; one of the two
     may be None."""
 
@@ -138,7 +138,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Closed(Load):
+class Closed(LevelLoad):
     """A load of a closed loop: `concurrency` simulated users ask at the same time, and each asks the next question after its answer."""
 
     concurrency: int
@@ -153,7 +153,7 @@ Arrivals = Literal["poisson", "constant", "burst"]
 
 
 @dataclass(frozen=True, slots=True)
-class Open(Load):
+class Open(LevelLoad):
     """A load of an open loop: `rate` requests come a second, and do not wait for earlier answers. While `max_open` are running, further
     ones are only counted. burst: how many come at the same time."""
 

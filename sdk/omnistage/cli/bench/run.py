@@ -41,7 +41,7 @@ DIGITS = 6
 
 
 @dataclass
-class Bench:
+class BenchRun:
     """A benchmark: what is to be measured, and what has been. warmup: number of requests before each level that no figure counts.
     timeout_s: of each request. limits: of `--slo`, as typed. is_quiet: print nothing.
 
