@@ -61,10 +61,8 @@ def test_what_a_text_is_kept_to(option: Options, constraint: stage_pb2.Constrain
     ("options", "field"),
     [
         ({"json_schema": {"a": object()}}, "json_schema"),
-        ({"json_schema": 3}, "json_schema"),
         ({"regex": b"a"}, "regex"),
         ({"regex": "\ud800"}, "regex"),
-        ({"choice": "yes"}, "choice"),
         ({"choice": []}, "choice"),
         ({"choice": 3}, "choice"),
         ({"choice": ["yes", 3]}, r"choice\[1\]"),
@@ -75,22 +73,6 @@ def test_what_a_text_is_kept_to(option: Options, constraint: stage_pb2.Constrain
 def test_what_no_text_can_be_kept_to(options: dict[str, object], field: str) -> None:
     with pytest.raises(BadRequestError, match=field):
         requests.for_prompt("x", (), (), (), options)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("conversation", "field"),
-    [
-        ([], "conversation"),
-        ("hello", "conversation"),
-        ([{"role": "user"}], r"conversation\[0\]: has no content"),
-        ([{"role": "robot", "content": "x"}], r"conversation\[0\].role"),
-        ([{"role": "user", "content": "x", "image": PNG}], "unknown keys image"),
-        (["hello"], r"conversation\[0\]"),
-    ],
-)
-def test_a_turn_that_is_not_one(conversation: Any, field: str) -> None:
-    with pytest.raises(BadRequestError, match=field):
-        requests.for_conversation(conversation, Options())
 
 
 @pytest.mark.parametrize("name", ["guidance_scale", "steps", "seed", "strength", "sigmas", "options"])
@@ -160,6 +142,7 @@ def is_in_our_words(error: DeadlineError) -> bool:
     [
         ("", "is empty"),
         ("127.0.0.1:1,", "is empty"),
+        (50050, "is 50050; give text, HOST:PORT"),
         ("localhost", "localhost has no port; give HOST:PORT, such as localhost:50050"),
         (":50051", ":50051 has no host"),
         ("50051", "50051 has no host; give HOST:PORT, such as 127.0.0.1:50051"),
@@ -176,7 +159,7 @@ def is_in_our_words(error: DeadlineError) -> bool:
     ],
 )
 @pytest.mark.parametrize("kind", [Omni, AsyncOmni])
-def test_an_address_that_cannot_be_one(kind: Callable[..., object], address: str, told: str) -> None:
+def test_an_address_that_cannot_be_one(kind: Callable[..., object], address: Any, told: str) -> None:
     with pytest.raises(BadRequestError, match=told) as caught:
         kind(address=address)
     assert caught.value.fields[0].field == "address" and "omnistage serve" in caught.value.hint

@@ -98,6 +98,6 @@ _add(protos, "omnistage protos protos", "omnistage protos protos --errors")
 _add(
     bench,
     "omnistage bench",
-    "omnistage bench --address host:50050 -c 1,16,64 --out f.json --plot f.png",
+    "omnistage bench --address host:50050 -c 1,16,64 --out f.json",
     "omnistage bench --rate 0.5,1,2 --seconds 60 --slo ttft=0.5,ttfa=1,rtf=0.5",
 )

@@ -19,13 +19,13 @@ from omnistage.client.errors import ClosedError, OmniError, RequestError
 from omnistage.client.events import Event
 from omnistage.client.limits import MAX_RETRIES, Limit, Retries, checked_retries
 from omnistage.client.media import Audios, Images, Videos, is_none
-from omnistage.client.options import DRAWING, OPTIONS, SETTINGS, SPEECH, Options, StackSettings, takes
+from omnistage.client.options import DRAWING, SETTINGS, SPEECH, Options, StackSettings, takes
 from omnistage.client.private_stack import StackPlan, with_first
 from omnistage.client.request import DEFAULT_TIMEOUT_S as DEFAULT_TIMEOUT_S
 from omnistage.client.request import Conversation
 from omnistage.client.routers import ApiKey, Router, key_of
 from omnistage.client.threads import run_on_thread
-from omnistage.client.wording import explain_calls
+from omnistage.client.wording import explain_calls, takes_options
 from omnistage.v1 import omni_pb2
 
 RESUME_TIMEOUT_S = 10.0
@@ -134,13 +134,7 @@ class AsyncOmni:
 
     @overload
     async def generate(
-        self,
-        prompt: str,
-        *,
-        images: Images = (),
-        audios: Audios = (),
-        videos: Videos = (),
-        **options: Unpack[Options],
+        self, prompt: str, *, images: Images = (), audios: Audios = (), videos: Videos = (), **options: Unpack[Options]
     ) -> Answer: ...
 
     @overload
@@ -154,8 +148,7 @@ class AsyncOmni:
         **options: Unpack[Options],
     ) -> list[Answer]: ...
 
-    @takes(OPTIONS)
-    @explain_calls
+    @takes_options()
     async def generate(
         self,
         prompt: str | list[str] | tuple[str, ...],
@@ -184,82 +177,65 @@ class AsyncOmni:
 
         return await Together(ask, limit_s, self._connection.places, self._connection.pause).answers(texts)
 
-    @takes(OPTIONS)
-    @explain_calls
+    @takes_options()
     async def chat(self, conversation: Conversation, **options: Unpack[Options]) -> Answer:
         """Answer the last turn of a conversation; `answer["content"]` is the text. See `request.Conversation` for the form of a turn."""
         return await self._collect(requests.for_conversation(conversation, options))
 
-    @takes(OPTIONS, SPEECH)
-    @explain_calls
+    @takes_options(SPEECH)
     async def say(self, text: str, **options: Unpack[Options]) -> Answer:
         """Speak exactly this text. Raises NotSpokenError if nothing of it could be spoken."""
         return await self._collect(requests.for_verbatim(text, options))
 
-    @takes(OPTIONS, DRAWING)
-    @explain_calls
+    @takes_options(DRAWING)
     async def draw(self, prompt: str, *, images: Images = (), **options: Unpack[Options]) -> Answer:
         """Draw a picture, with a drawing pipeline. `answer.images` has it, `answer.pictures` has it encoded, and `answer.rows` has its
         latents and pixels if `outputs` names them. If there are several `results`, only the first has previews. In a private stack of
         the default pipelines the first drawing starts the pipeline that draws, and waits for it."""
         return await self._collect(requests.for_drawing(prompt, images, options, "image"))
 
-    @takes(OPTIONS, DRAWING)
-    @explain_calls
+    @takes_options(DRAWING)
     async def film(self, prompt: str, *, image: Images = (), **options: Unpack[Options]) -> Answer:
         """Make a film of a prompt, with a pipeline that makes films: `answer.videos[0].save("x.webm")`, or .mp4 if `media_type` is
         video/mp4. image: the picture with which it begins; or two, the first and the last one, if the model takes them. `answer.rows`
         has its latents and pixels if `outputs` names them."""
         return await self._collect(requests.for_drawing(prompt, image, options, "video", "image"))
 
-    @takes(OPTIONS, DRAWING)
-    @explain_calls
+    @takes_options(DRAWING)
     async def sound(self, prompt: str, **options: Unpack[Options]) -> Answer:
         """Make the sound that a prompt describes, `seconds` long, with a pipeline that makes sounds: `answer.audio`,
         `answer.save("x.wav")`. To have a text spoken, call `say`."""
         return await self._collect(requests.for_drawing(prompt, (), options, "audio"))
 
-    @takes(OPTIONS)
-    @explain_calls
+    @takes_options()
     def stream(
-        self,
-        prompt: str,
-        *,
-        images: Images = (),
-        audios: Audios = (),
-        videos: Videos = (),
-        **options: Unpack[Options],
+        self, prompt: str, *, images: Images = (), audios: Audios = (), videos: Videos = (), **options: Unpack[Options]
     ) -> AsyncGenerator[Event, None]:
         """The events of an answer to one prompt, as they come. Closing the generator cancels the answer."""
         return self._events(requests.for_prompt(prompt, images, audios, videos, options))
 
-    @takes(OPTIONS)
-    @explain_calls
+    @takes_options()
     def stream_chat(self, conversation: Conversation, **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
         """The events of an answer to a conversation, as they come."""
         return self._events(requests.for_conversation(conversation, options))
 
-    @takes(OPTIONS, SPEECH)
-    @explain_calls
+    @takes_options(SPEECH)
     def stream_say(self, text: str, **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
         """The events while exactly this text is spoken, as they come; NotSpokenError at the end if there was no sound."""
         return self._events(requests.for_verbatim(text, options))
 
-    @takes(OPTIONS, DRAWING)
-    @explain_calls
+    @takes_options(DRAWING)
     def stream_draw(self, prompt: str, *, images: Images = (), **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
         """The progress, previews and pictures for a prompt, as they come; see `draw`."""
         return self._events(requests.for_drawing(prompt, images, options, "image"))
 
-    @takes(OPTIONS, DRAWING)
-    @explain_calls
+    @takes_options(DRAWING)
     def stream_film(self, prompt: str, *, image: Images = (), **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
         """The progress and the pieces of the film for a prompt, as they come; see `film`. The pieces, joined in order, are the file;
         those that have come can be played already."""
         return self._events(requests.for_drawing(prompt, image, options, "video", "image"))
 
-    @takes(OPTIONS, DRAWING)
-    @explain_calls
+    @takes_options(DRAWING)
     def stream_sound(self, prompt: str, **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
         """The progress and the samples of the sound for a prompt, as they come; see `sound`."""
         return self._events(requests.for_drawing(prompt, (), options, "audio"))

@@ -33,7 +33,7 @@ from omnistage.client.errors import (
 )
 from omnistage.client.limits import Limit
 from omnistage.client.private_stack import PrivateStack, StackPlan
-from omnistage.client.reader import stage_name, state_name
+from omnistage.client.reader import read_record, stage_name, state_name
 from omnistage.client.routers import INSECURE, ApiKey, ClientCredentials, Router, Routers, split_addresses, warn
 from omnistage.client.wording import did_you_mean, logger
 from omnistage.v1 import omni_pb2
@@ -409,20 +409,9 @@ class Pipeline:
     @classmethod
     def all_of(cls, listed: omni_pb2.ListModelsResponse) -> list[Pipeline]:
         """A router's pipelines, the ready ones first."""
-        return [*(cls._of(model, "ready") for model in listed.models), *(cls._of(model, "starting") for model in listed.starting)]
-
-    @classmethod
-    def _of(cls, model: omni_pb2.Model, state: PipelineState) -> Pipeline:
-        return cls(
-            name=model.name,
-            stages=tuple(stage_name(kind) for kind in model.stages),
-            inputs=tuple(model.inputs),
-            outputs=tuple(model.outputs),
-            voices=tuple(model.voices),
-            description=model.description,
-            on_request=tuple(model.on_request),
-            state=state,
-        )
+        models: list[tuple[omni_pb2.Model, PipelineState]]
+        models = [*((model, "ready") for model in listed.models), *((model, "starting") for model in listed.starting)]
+        return [read_record(cls, model, stages=tuple(map(stage_name, model.stages)), state=state) for model, state in models]
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,15 +434,6 @@ class Replica:
     @classmethod
     def of(cls, replica: omni_pb2.Replica) -> Replica:
         transports = sorted(replica.load.transports.items(), key=lambda item: (-item[1], item[0]))
-        return cls(
-            pipeline=replica.pipeline,
-            stage=stage_name(replica.kind),
-            model=replica.model,
-            address=replica.address,
-            pid=replica.pid,
-            state=state_name(replica.state),
-            sessions=replica.load.sessions,
-            queue=replica.load.queued,
-            transport=",".join(name.removeprefix("TRANSPORT_KIND_").lower() for name, _ in transports),
-            settings=dict(replica.settings),
-        )
+        transport = ",".join(name.removeprefix("TRANSPORT_KIND_").lower() for name, _ in transports)
+        load = {"sessions": replica.load.sessions, "queue": replica.load.queued, "transport": transport}
+        return read_record(cls, replica, stage=stage_name(replica.kind), state=state_name(replica.state), **load)

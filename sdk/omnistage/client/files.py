@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from base64 import b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path, PurePath
@@ -341,30 +341,30 @@ def sound_html(samples: NDArray[np.float32], sample_rate_hz: int) -> str:
 def pictures_html(encoded: Iterable[tuple[str, bytes]]) -> str:
     """HTML of pictures: those of types that browsers show, as far as they fit into `MAX_PICTURE_BYTES`, and the number of the others.
     encoded: (media type, bytes) of each."""
-    html, room_bytes, hidden = "", MAX_PICTURE_BYTES, 0
-    for media_type, data in encoded:
-        if media_type in SHOWN_PICTURE_TYPES and len(data) <= room_bytes:
-            room_bytes -= len(data)
-            html += f'<img src="{_data_url(media_type, data)}">'
-        else:
-            hidden += 1
-    if hidden:
-        html += f"<div>{hidden} more in <code>pictures</code>, too large to be shown, or of another type.</div>"
-    return html
+    elements = _elements('<img src="{}">', encoded, SHOWN_PICTURE_TYPES, MAX_PICTURE_BYTES)
+    count = elements.count("")
+    sentence = f"<div>{count} more in <code>pictures</code>, too large to be shown, or of another type.</div>" if count else ""
+    return "".join(elements) + sentence
 
 
 def films_html(encoded: Iterable[tuple[str, bytes]]) -> str:
     """HTML of players of films. A film that is too large for the rest of `MAX_FILM_BYTES`, or of a type that browsers do not show, becomes
     a sentence. encoded: (media type, bytes) of each."""
-    html, room_bytes = "", MAX_FILM_BYTES
+    fault = "too large to be shown, or of another type"
+    sentence = f"<div>One more in <code>videos</code>, {fault}; its <code>save</code> writes it.</div>"
+    elements = _elements('<video controls loop src="{}"></video>', encoded, SHOWN_FILM_TYPES, MAX_FILM_BYTES)
+    return "".join(element or sentence for element in elements)
+
+
+def _elements(form: str, encoded: Iterable[tuple[str, bytes]], types: Sequence[str], room_bytes: int) -> list[str]:
+    """The HTML element of each medium; empty for one of another type, or too large for what is left of `room_bytes`. form: an element with
+    {} in place of the URL. encoded: (media type, bytes) of each."""
+    elements = []
     for media_type, data in encoded:
-        if media_type in SHOWN_FILM_TYPES and len(data) <= room_bytes:
-            room_bytes -= len(data)
-            html += f'<video controls loop src="{_data_url(media_type, data)}"></video>'
-        else:
-            reason = "too large to be shown, or of another type"
-            html += f"<div>One more in <code>videos</code>, {reason}; its <code>save</code> writes it.</div>"
-    return html
+        is_shown = media_type in types and len(data) <= room_bytes
+        room_bytes -= len(data) if is_shown else 0
+        elements.append(form.format(_data_url(media_type, data)) if is_shown else "")
+    return elements
 
 
 def text_html(text: str) -> str:

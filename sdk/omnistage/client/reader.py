@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Collection
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 from numpy.typing import NDArray
 
 from omnistage.client.errors import NotSpokenError, ProtocolError, RequestError
@@ -42,6 +43,9 @@ from omnistage.client.events import (
 from omnistage.client.received import Received, Tensors
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 STATUS_WAIT_S = 1.0
 """Seconds to wait for the gRPC status after the account (`Usage`), which is the last message of a complete answer."""
 
@@ -68,6 +72,7 @@ PRODUCTS = {
 """By output port: the name of the thing that is drawn, and the hint of the error if the pipeline made none."""
 
 Delta = TypeVar("Delta", TextDelta, ThoughtDelta)
+Record = TypeVar("Record", bound="DataclassInstance")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +152,8 @@ class Reader:
                 if message.failover.kind == stage_pb2.STAGE_KIND_DIFFUSION:
                     self._picture.clear()  # Its pieces come anew: another replica begins the picture again.
                 self._tensors.note_loss()
-                event = self._note(_failover(message.failover, arrival_s))
+                stage = stage_name(message.failover.kind)
+                event = self._note(read_record(Failover, message.failover, stage=stage, arrival_s=arrival_s))
             elif kind == "usage":
                 done = self._finish(message.usage, arrival_s)
                 await _until_over(stream)
@@ -288,7 +294,9 @@ class Reader:
         open_ports = self._received.open_ports or self._tensors.unfinished
         if open_ports or self._picture:
             raise ProtocolError(f"the answer is cut: {', '.join(open_ports) or 'a picture'} did not end")
-        account = _usage(usage, self._received.tokens, self._thought_tokens)
+        stages = tuple(read_record(StageReport, report, stage=stage_name(report.kind)) for report in usage.stages)
+        counts = {"completion_tokens": self._received.tokens, "thought_tokens": self._thought_tokens}  # As this client counted them.
+        account = read_record(Usage, usage, stages=stages, **counts)
         if self._due and not any(map(self._received.has_items, self._due)):
             is_spoken = AUDIO_PORT in self._due and not any(report.stage == DIFFUSION for report in account.stages)
             raise self._not_spoken(started.model, account) if is_spoken else _not_made(started.model, self._due)
@@ -371,47 +379,24 @@ def _decode(chunk: chunk_pb2.Chunk) -> NDArray[np.float32]:
     return samples
 
 
-def _failover(failover: stage_pb2.Failover, arrival_s: float) -> Failover:
-    stage = stage_name(failover.kind)
-    return Failover(stage, failover.lost, failover.replica, failover.reason, _seconds(failover.pause), arrival_s)
-
-
-def _usage(usage: omni_pb2.Usage, completion_tokens: int | None, thought_tokens: int) -> Usage:
-    """The account as the client shows it. completion_tokens, thought_tokens: as this client counted them."""
-    return Usage(
-        stages=tuple(_report(report) for report in usage.stages),
-        queued_s=_seconds(usage.queued),
-        first_text_s=_seconds(usage.first_text) if usage.HasField("first_text") else None,
-        first_audio_s=_seconds(usage.first_audio) if usage.HasField("first_audio") else None,
-        total_s=_seconds(usage.total),
-        completion_tokens=completion_tokens,
-        thought_tokens=thought_tokens,
-    )
-
-
-def _report(report: stage_pb2.Report) -> StageReport:
-    return StageReport(
-        stage=stage_name(report.kind),
-        replica=report.replica,
-        queued_s=_seconds(report.queued),
-        first_output_s=_seconds(report.first_output),
-        total_s=_seconds(report.total),
-        input_items=dict(report.input_items),
-        output_items=dict(report.output_items),
-        failovers=report.failovers,
-        cached_tokens=report.cached_tokens,
-        audio_underruns=report.audio_underruns,
-        audio_starved_s=_seconds(report.audio_starved),
-        prompt_tokens=report.prompt_tokens if report.HasField("prompt_tokens") else None,
-        unspoken=report.unspoken,
-        unspoken_words=report.unspoken_words,
-        notes=tuple(report.notes),
-        drew=report.drew if report.HasField("drew") else None,
-    )
-
-
-def _seconds(duration: Duration) -> float:
-    return duration.ToTimedelta().total_seconds()
+def read_record(kind: type[Record], message: Message, **values: object) -> Record:
+    """An object of a dataclass, from the fields of equal names of a message. A field queued_s has the seconds of the Duration `queued`. A
+    field that may be None is None if the message lacks it. values: those of fields that the message has in another form."""
+    for one in fields(kind):
+        name = one.name.removesuffix("_s")
+        if one.name in values or name not in message.DESCRIPTOR.fields_by_name:
+            continue
+        value = getattr(message, name)
+        if "None" in str(one.type) and not message.HasField(name):
+            value = None
+        elif isinstance(value, Duration):
+            value = value.ToTimedelta().total_seconds()
+        elif isinstance(value, Mapping):
+            value = dict(value)
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            value = tuple(value)
+        values[one.name] = value
+    return kind(**values)
 
 
 def stage_name(kind: stage_pb2.StageKind) -> str:

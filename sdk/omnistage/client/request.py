@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from omnistage.client.conversation import Conversation as Conversation
 from omnistage.client.conversation import Part, ReadMedium, checked_text, listed_media, turn_of
@@ -38,6 +38,8 @@ from omnistage.client.routers import MAX_MESSAGE_BYTES
 from omnistage.client.upload import MIN_BYTES, PORTS, Upload
 from omnistage.client.wording import PYTHON, unknown_options
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
+
+T = TypeVar("T")
 
 DEFAULT_TIMEOUT_S = 120.0
 MAX_SECONDS = 10**9
@@ -106,13 +108,7 @@ class Request:
 
     async def read(self, limit: Limit) -> omni_pb2.GenerateRequest:
         """`complete`, for callers on an event loop: media are read on a thread. Raises DeadlineError if that takes longer than `limit`."""
-        if not self._unread:
-            return self.complete()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(limit.left_s):
-                return await asyncio.to_thread(self.complete)
-        # Raised outside the `except`, or it would refer to the TimeoutError, which keeps the task and with it the media in memory.
-        raise limit.passed("its media were not read by then")
+        return await _read_on_thread(self.complete, limit) if self._unread else self.complete()
 
     def translate_refusal(self, error: RequestError) -> RequestError | None:
         """The error to raise in place of a server's refusal of a medium; None if no medium was refused. It has the caller's name for the
@@ -162,9 +158,15 @@ async def read_once(images: Images, audios: Audios, videos: Videos, limit: Limit
     readers = {name: list(listed_media({name: media}, "", to_medium)) for name, media in _by_name(images, audios, videos).items()}
     if not any(readers.values()):
         return {name: [] for name in readers}
+    return await _read_on_thread(lambda: {name: [read() for read in reads] for name, reads in readers.items()}, limit)
+
+
+async def _read_on_thread(read: Callable[[], T], limit: Limit) -> T:
+    """Return the result of `read`, which reads media and may block. Raises DeadlineError if that takes longer than `limit`."""
     with suppress(TimeoutError):
         async with asyncio.timeout(limit.left_s):
-            return await asyncio.to_thread(lambda: {name: [read() for read in reads] for name, reads in readers.items()})
+            return await asyncio.to_thread(read)
+    # Raised outside the `except`, or it would refer to the TimeoutError, which keeps the task and with it the media in memory.
     raise limit.passed("its media were not read by then")
 
 

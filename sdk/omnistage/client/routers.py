@@ -11,7 +11,7 @@ import os
 import re
 import socket
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
@@ -245,12 +245,12 @@ class Routers:
         """Try the addresses in a circle until one is connected, and return it. Raises UnavailableError if no host is known."""
         while True:
             unknown_hosts = 0
-            for index in self._circle():
-                address = self._addresses[index]
+            # Every address once, beginning with the address in use.
+            for address in (*self._addresses[self._next :], *self._addresses[: self._next]):
                 if await self._is_unknown(address):
                     unknown_hosts += 1
                 elif await self._is_connected(address):
-                    self._next = index
+                    self._next = self._addresses.index(address)
                     return address
             if unknown_hosts == len(self._addresses):
                 raise UnavailableError(f"no such host: {', '.join(self._addresses)}", hint="Check the spelling of the host name.")
@@ -263,12 +263,6 @@ class Routers:
             return True
         self._resolved.add(address)
         return False
-
-    def _circle(self) -> Iterator[int]:
-        """Yields the index of every address once, beginning with the address in use."""
-        begin = self._next
-        for step in range(len(self._addresses)):
-            yield (begin + step) % len(self._addresses)
 
     async def _is_connected(self, address: str) -> bool:
         """Wait for the connection; returns False if it failed, or if it took TURN_S and there are other addresses."""

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 import grpc
-from google.protobuf.any_pb2 import Any as Packed
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
@@ -193,8 +192,6 @@ def _error(failed: omni_pb2.TurnFailed) -> grpc.aio.AioRpcError:
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     status = status_pb2.Status(code=code.value[0], message=failed.message)
     for detail in details:
-        packed = Packed()
-        packed.Pack(detail)
-        status.details.append(packed)
+        status.details.add().Pack(detail)
     trailing = grpc.aio.Metadata((DETAILS_KEY, status.SerializeToString()))
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, failed.message)

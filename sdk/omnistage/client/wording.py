@@ -21,7 +21,7 @@ from functools import wraps
 from os import PathLike, fspath
 from typing import Any, TypeVar
 
-from omnistage.client.options import CODE2WAV, CONSTRAINTS, DIFFUSION, OF_CLIENT, OPTIONS, SAMPLING, SETTINGS, TALKER, THINKER
+from omnistage.client.options import CODE2WAV, CONSTRAINTS, DIFFUSION, OF_CLIENT, OPTIONS, SAMPLING, SETTINGS, TALKER, THINKER, takes
 
 OF_STAGES = {
     "thinker": (*THINKER, "messages", "verbatim"),
@@ -156,108 +156,98 @@ SYNONYMS = {
 }
 """Other libraries' names of each option."""
 
-OF_CALLS: Mapping[str, str] = {
-    **{other: f"here it is {name}" for name, others in SYNONYMS.items() for other in others},
-    **dict.fromkeys(("n", "num_return_sequences", "best_of"), "results is how many pictures; for several answers ask several times"),
-    **dict.fromkeys(("size", "image_size", "resolution"), "give width and height, in pixels"),
-    **dict.fromkeys(
-        ("tools", "tool_choice", "functions", "function_call", "parallel_tool_calls"), "no pipeline calls tools or functions: leave it out"
-    ),
-    **dict.fromkeys(("logit_bias", "num_beams", "typical_p", "top_a", "use_cache"), "it is not offered: leave it out"),
-    **dict.fromkeys(
-        ("system", "system_prompt", "system_message", "instructions"),
-        "give chat a first turn that says it: {'role': 'system', 'content': ...}",
-    ),
-    **dict.fromkeys(("messages", "history", "conversation"), "chat takes a conversation, as its first argument"),
-    **dict.fromkeys(
-        ("stream", "streaming"), "stream, stream_chat, stream_say, stream_draw, stream_film and stream_sound give events as they come"
-    ),
-    **dict.fromkeys(
-        ("sampling_params", "generation_config", "params", "extra_body", "extra_args"),
-        "give each as an argument of its own, such as temperature=0.7",
-    ),
-    **dict.fromkeys(("retries", "max_retry", "num_retries", "retry", "max_attempts"), "here it is max_retries"),
-    **dict.fromkeys(("language", "lang", "language_code", "locale"), "the voice says which language is spoken: leave it out"),
-    **dict.fromkeys(("pitch", "emotion", "style"), "no voice is changed so: leave it out; speed is how fast it speaks"),
-    **dict.fromkeys(("quality",), "it is not offered: leave it out; steps makes a picture better"),
-    **dict.fromkeys(("aspect_ratio", "ratio"), "give width and height, in pixels"),
-    "use_audio_in_video": "give videos=[Video(path, use_audio=True)]",
-    **dict.fromkeys(
-        ("text", "message", "prompts", "texts", "input", "inputs", "question", "content", "query"),
-        "the text is the first argument, without a name: generate('...'), say('...'); a list of texts for several answers",
-    ),
-    "alignment": "outputs names it: outputs=['text', 'audio', 'alignment']",
-    "user": "api_key of Omni says who asks",
-    **dict.fromkeys(("base_url", "api_base", "url", "host"), "Omni(address='HOST:PORT') names a router"),
-    **dict.fromkeys(
-        ("images", "audios", "videos"), "generate takes it; in chat a turn has it: {'role': 'user', 'content': ..., 'images': [...]}"
-    ),
-}
+_SYSTEM = "system system_prompt system_message instructions"
+_TEXTS = "text message prompts texts input inputs question content query"
+_RETRIES = "retries max_retry num_retries retry max_attempts"
+
+
+def _by_keyword(keywords: Mapping[str, str]) -> dict[str, str]:
+    """The advice for each keyword. keywords: by advice, the keywords that get it, with spaces between them."""
+    return {keyword: advice for advice, texts in keywords.items() for keyword in texts.split()}
+
+
+OF_CALLS: Mapping[str, str] = _by_keyword(
+    {
+        **{f"here it is {name}": " ".join(others) for name, others in SYNONYMS.items()},
+        "results is how many pictures; for several answers ask several times": "n num_return_sequences best_of",
+        "give width and height, in pixels": "size image_size resolution aspect_ratio ratio",
+        "no pipeline calls tools or functions: leave it out": "tools tool_choice functions function_call parallel_tool_calls",
+        "it is not offered: leave it out": "logit_bias num_beams typical_p top_a use_cache",
+        "give chat a first turn that says it: {'role': 'system', 'content': ...}": _SYSTEM,
+        "chat takes a conversation, as its first argument": "messages history conversation",
+        "stream, stream_chat, stream_say, stream_draw, stream_film and stream_sound give events as they come": "stream streaming",
+        "give each as an argument of its own, such as temperature=0.7": ("sampling_params generation_config params extra_body extra_args"),
+        "here it is max_retries": _RETRIES,
+        "the voice says which language is spoken: leave it out": "language lang language_code locale",
+        "no voice is changed so: leave it out; speed is how fast it speaks": "pitch emotion style",
+        "it is not offered: leave it out; steps makes a picture better": "quality",
+        "give videos=[Video(path, use_audio=True)]": "use_audio_in_video",
+        "the text is the first argument, without a name: generate('...'), say('...'); a list of texts for several answers": _TEXTS,
+        "outputs names it: outputs=['text', 'audio', 'alignment']": "alignment",
+        "api_key of Omni says who asks": "user",
+        "Omni(address='HOST:PORT') names a router": "base_url api_base url host",
+        "generate takes it; in chat a turn has it: {'role': 'user', 'content': ..., 'images': [...]}": "images audios videos",
+    }
+)
 """Advice for keywords that no call takes, or only some calls."""
 
-_FORMS = ("response_format", "format", "output_format", "audio_format", "file_format")
-_NO_TEXT = "no text is made here: leave it out"
-_TEXT = "the text is the first argument, without a name"
-_TEXTS = ("text", "prompt", "prompts", "message", "texts", "input", "inputs", "question", "content", "query")
-_SYSTEM = ("system", "system_prompt", "system_message", "instructions")
-_PICTURES = ("images", *SYNONYMS["images"])
+_FORMS = "response_format format output_format audio_format file_format"
+_PICTURES = " ".join(("images", *SYNONYMS["images"]))
 _OF_TEXT = ("max_tokens", "min_tokens", "stop", "json_schema", "regex", "choice", "temperature", "repetition_penalty")
 
-_DRAWING_ADVICE = {
-    **{other: _NO_TEXT for name in _OF_TEXT for other in SYNONYMS[name]},
-    **dict.fromkeys(_SYSTEM, "say it in the prompt"),
-    **dict.fromkeys(_TEXTS, _TEXT),
+_WITHOUT_TEXT = {
+    "no text is made here: leave it out": " ".join(other for name in _OF_TEXT for other in SYNONYMS[name]),
+    "the text is the first argument, without a name": f"{_TEXTS} prompt",
 }
-
-OF_METHODS: Mapping[str, Mapping[str, str]] = {
+_DRAWING_ADVICE = {**_WITHOUT_TEXT, "say it in the prompt": _SYSTEM}
+_ADVICE: Mapping[str, Mapping[str, str]] = {
     "generate": {},
     "say": {
-        **{other: _NO_TEXT for name in _OF_TEXT for other in SYNONYMS[name]},
-        **dict.fromkeys(_SYSTEM, "no voice is changed so: leave it out; speed is how fast it speaks"),
-        **dict.fromkeys(_TEXTS, _TEXT),
-        **dict.fromkeys(_FORMS, "the sound is saved by answer.save('x.mp3'), in the form that the name says"),
+        **_WITHOUT_TEXT,
+        "no voice is changed so: leave it out; speed is how fast it speaks": _SYSTEM,
+        "the sound is saved by answer.save('x.mp3'), in the form that the name says": _FORMS,
     },
-    "draw": {**_DRAWING_ADVICE, **dict.fromkeys(_FORMS, "here it is media_type, such as 'image/png'")},
+    "draw": {**_DRAWING_ADVICE, "here it is media_type, such as 'image/png'": _FORMS},
     "film": {
         **_DRAWING_ADVICE,
-        **dict.fromkeys(_FORMS, "here it is media_type, such as 'video/mp4'"),
-        **dict.fromkeys(_PICTURES, "here it is image, with which it begins"),
+        "here it is media_type, such as 'video/mp4'": _FORMS,
+        "here it is image, with which it begins": _PICTURES,
     },
     "sound": {
         **_DRAWING_ADVICE,
-        **dict.fromkeys(_FORMS, "the sound is saved by answer.save('x.flac'), in the form that the name says"),
-        **dict.fromkeys(_PICTURES, "no sound is made from pictures: leave it out"),
+        "the sound is saved by answer.save('x.flac'), in the form that the name says": _FORMS,
+        "no sound is made from pictures: leave it out": _PICTURES,
     },
 }
+
+OF_METHODS: Mapping[str, Mapping[str, str]] = {method: _by_keyword(advice) for method, advice in _ADVICE.items()}
 """Advice that depends on the called method, by method and keyword."""
 
 _SOUNDS = ("mp3", "wav", "flac", "ogg", "opus", "aac", "pcm")
 """Values of `_FORMS` that mean a sound file in every call."""
 
-OF_CLIENTS: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("model", "model_name", "model_id", "checkpoint", "model_dir", "pretrained_model_name_or_path", "path"),
-        "model_path is a checkpoint, a folder or owner/name; pipeline is the name of a pipeline",
-    ),
-    **dict.fromkeys(
-        ("base_url", "api_base", "url", "host", "port", "server", "endpoint", "target", "router"),
-        "address='HOST:PORT' names a router",
-    ),
-    **dict.fromkeys(("key", "token", "api_token", "auth"), "here it is api_key"),
-    **dict.fromkeys(("timeout", "request_timeout", "timeout_s"), "each call has timeout_s; here are start_timeout_s and connect_timeout_s"),
-    **dict.fromkeys(("tp", "tp_size", "tensor_parallel", "num_gpus", "gpus"), "here it is tensor_parallel_size"),
-    **dict.fromkeys(("max_num_seqs", "max_concurrency", "max_concurrent_requests"), "here it is max_sessions"),
-    **dict.fromkeys(("retries", "max_retry", "num_retries", "retry", "max_attempts"), "here it is max_retries"),
-    "max_num_batched_tokens": "here it is max_batch_tokens",
-    **dict.fromkeys(("device_map", "devices", "gpu"), "here it is device"),
-    **dict.fromkeys(("torch_dtype", "precision"), "here it is dtype"),
-    **dict.fromkeys(("num_threads", "cpu_threads"), "here it is threads"),
-    **dict.fromkeys(("enable_prefix_caching", "prefix_caching", "use_cache"), "here it is enable_cache"),
-    **dict.fromkeys(("max_model_len", "max_seq_len", "context_length", "n_ctx"), "kv_cache_bytes is the memory for contexts"),
-    "trust_remote_code": "no code of a checkpoint is run: leave it out",
-    **dict.fromkeys(("quantization", "load_in_8bit", "load_in_4bit"), "it is not offered: leave it out"),
-    **dict.fromkeys(("organization", "project", "http_client", "default_headers"), "gRPC has no use for it: leave it out"),
-}
+OF_CLIENTS: Mapping[str, str] = _by_keyword(
+    {
+        "model_path is a checkpoint, a folder or owner/name; pipeline is the name of a pipeline": (
+            "model model_name model_id checkpoint model_dir pretrained_model_name_or_path path"
+        ),
+        "address='HOST:PORT' names a router": "base_url api_base url host port server endpoint target router",
+        "here it is api_key": "key token api_token auth",
+        "each call has timeout_s; here are start_timeout_s and connect_timeout_s": "timeout request_timeout timeout_s",
+        "here it is tensor_parallel_size": "tp tp_size tensor_parallel num_gpus gpus",
+        "here it is max_sessions": "max_num_seqs max_concurrency max_concurrent_requests",
+        "here it is max_retries": _RETRIES,
+        "here it is max_batch_tokens": "max_num_batched_tokens",
+        "here it is device": "device_map devices gpu",
+        "here it is dtype": "torch_dtype precision",
+        "here it is threads": "num_threads cpu_threads",
+        "here it is enable_cache": "enable_prefix_caching prefix_caching use_cache",
+        "kv_cache_bytes is the memory for contexts": "max_model_len max_seq_len context_length n_ctx",
+        "no code of a checkpoint is run: leave it out": "trust_remote_code",
+        "it is not offered: leave it out": "quantization load_in_8bit load_in_4bit",
+        "gRPC has no use for it: leave it out": "organization project http_client default_headers",
+    }
+)
 """Advice for keywords that `Omni` does not take."""
 
 
@@ -276,7 +266,7 @@ def unknown_options(keywords: Mapping[str, object], options: Collection[str], se
     """The error for keyword arguments that a call does not take. options: the options that calls take. settings: the keywords that `Omni`
     takes. method: one of `OF_METHODS`."""
     of_omni = {name: f"Omni takes it: Omni({name}=...)" for name in settings}
-    sounds = {name: OF_METHODS["say"][name] for name in keywords if name in _FORMS and keywords[name] in _SOUNDS}
+    sounds = {name: OF_METHODS["say"][name] for name in keywords if name in _FORMS.split() and keywords[name] in _SOUNDS}
     return _refusal("a call takes no", keywords, options, {**of_omni, **OF_CALLS, **OF_METHODS[method], **sounds}, f"help(Omni.{method})")
 
 
@@ -344,6 +334,16 @@ def explain_calls(method: F) -> F:
         return method(*positionals, **keywords)
 
     return called  # type: ignore[return-value]
+
+
+def takes_options(names: Collection[str] = OPTIONS) -> Callable[[F], F]:
+    """A decorator for a method that takes options: `explain_calls`, and its docstring describes the options. names: of those that have an
+    effect on this call."""
+
+    def explained(method: F) -> F:
+        return takes(OPTIONS, names)(explain_calls(method))
+
+    return explained
 
 
 def _misfit(name: str, signature: inspect.Signature, positionals: Sequence[Any], keywords: Mapping[str, Any]) -> TypeError | None:

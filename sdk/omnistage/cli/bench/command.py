@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -16,12 +16,13 @@ from omnistage.cli.report import errors_reported
 from omnistage.cli.show.commands import Running
 
 if TYPE_CHECKING:
-    from omnistage.cli.bench.prompts import Task
-    from omnistage.cli.bench.run import BenchPlan, Result
-    from omnistage.cli.make.files import OutputFile
-    from omnistage.client.options import Options
+    from omnistage.cli.bench.level import Closed, Open
+    from omnistage.cli.bench.run import BenchRun
 
-MAX_REQUESTS, MAX_TOKENS, MAX_CONCURRENCY = 1_000_000, 32768, 4096
+MAX_REQUESTS, MAX_TOKENS, MAX_WORDS = 1_000_000, 32768, 100_000
+MAX_LEVELS, MAX_CONCURRENCY, MAX_RATE = 32, 4096, 10_000.0
+CONCURRENCY, REQUESTS_EACH, SECONDS, MAX_OPEN = "1,4", 10, 30.0, 256
+"""Defaults: the levels; in a closed loop the requests of each who asks; in an open one the seconds of a level, and the open requests."""
 
 Pipeline = Annotated[str, typer.Option(*("--pipeline", "--model"), metavar="NAME", help="See `omnistage pipelines`; default: its own.")]
 Concurrency = Annotated[
@@ -41,23 +42,14 @@ MaxOpen = Annotated[
 ]
 Requests = Annotated[
     int | None,
-    typer.Option(
-        *("--requests", "-n"),
-        min=1,
-        max=MAX_REQUESTS,
-        metavar="N",
-        help="Of each level; default: 10 for each that asks at once.",
-    ),
+    typer.Option("--requests", "-n", min=1, max=MAX_REQUESTS, metavar="N", help="Of each level; default: 10 for each that asks at once."),
 ]
 Seconds = Annotated[
     float | None,
     typer.Option("--seconds", min=0.001, metavar="S", help="Start requests for so long at each level; default with --rate: 30."),
 ]
 WarmUp = Annotated[int, typer.Option(min=0, max=10_000, metavar="N", help="Requests before each level that no figure counts.")]
-PromptFile = Annotated[
-    Path | None,
-    typer.Option("--prompts", metavar="F", help='A prompt a line; in a .jsonl {"prompt": .., "max_tokens": ..}. Default: some built in.'),
-]
+PromptFile = Annotated[Path | None, typer.Option("--prompts", metavar="F", help="A prompt a line. Default: some built in.")]
 InputWords = Annotated[str | None, typer.Option(metavar="N[-M]", help="Prompts of so many random short words instead, about a token each.")]
 OutputTokens = Annotated[
     str | None, typer.Option(metavar="N[-M]", help="Make each answer so long, random between the two, whatever else would end it.")
@@ -74,7 +66,6 @@ Slo = Annotated[
     typer.Option(metavar="NAME=LIMIT,..", help="Goodput counts answers within all of these, such as ttft=0.5,ttfa=1,rtf=0.5."),
 ]
 Out = Annotated[Path | None, typer.Option("--out", "-o", metavar="F.json", help="Write all of it, each request too, to this file.")]
-Plot = Annotated[Path | None, typer.Option(metavar="F.png", help="Draw it: .png or .svg.")]
 
 
 def bench(
@@ -104,7 +95,6 @@ def bench(
     seed: Seed = 0,
     slo: Slo = None,
     out: Out = None,
-    plot: Plot = None,
     json: Json = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     verbose: Verbose = False,
@@ -114,86 +104,102 @@ def bench(
     First text, first sound, speed, gaps, errors: docs/bench.md says what each figure is. Ctrl-C ends early and tells what was measured by
     then, a second one ends now. Starts nothing.
     """
-    _check_together(say=say, draw=draw, text_only=text_only, sound=voice or profile, picture=steps or width or height)
-    if (max_tokens is not None or output_tokens is not None) and (say or draw):
+    if say + draw + text_only > 1:
+        raise typer.BadParameter("--say, --draw and --text-only exclude each other; give one of them")
+    if (voice or profile) and (text_only or draw):
+        raise typer.BadParameter("--voice and --profile are those of sound; leave --text-only and --draw out")
+    if (steps or width or height) and not draw:
+        raise typer.BadParameter("--steps, --width and --height are of pictures; add --draw")
+    if (max_tokens or output_tokens) and (say or draw):
         raise typer.BadParameter("--max-tokens and --output-tokens are of answers; leave --say and --draw out")
-    if max_tokens is not None and output_tokens is not None:
+    if max_tokens and output_tokens:
         raise typer.BadParameter("--output-tokens says how long each answer is; leave --max-tokens out")
+    if prompts and input_words:
+        raise typer.BadParameter("--prompts and --input-words both say what is asked; give one of them")
+    loads = _loads(concurrency, rate, arrivals, burst_size, max_open, requests, seconds)
 
-    from omnistage.cli.bench import run
-    from omnistage.cli.bench.prompts import Questions
-    from omnistage.cli.bench.run import BenchPlan
-    from omnistage.cli.bench.summary import Objectives
+    from omnistage.cli.bench.prompts import QUESTIONS, NumberRange, Questions, read_prompts
+    from omnistage.cli.bench.results import read_limits
+    from omnistage.cli.bench.run import BenchRun
+    from omnistage.cli.make.ask import options_of
 
-    loads = run.loads_of(concurrency, rate, arrivals, burst_size, max_open)
-    tokens = None if output_tokens is None else run.span_of("--output-tokens", output_tokens, MAX_TOKENS)
-    try:
-        objectives = None if slo is None else Objectives.parse(slo)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    option_values: dict[str, object] = {"pipeline": pipeline or None, "max_tokens": max_tokens, "voice": voice, "profile": profile}
-    option_values |= {"steps": steps, "width": width, "height": height, "timeout_s": timeout, "outputs": ["text"] if text_only else None}
-    option_values["max_retries"] = 0  # A refusal is a result, and is not tried again.
-    options = cast("Options", {name: value for name, value in option_values.items() if value is not None})
-    task: Task = "say" if say else "draw" if draw else "ask"
+    options = options_of(pipeline=pipeline or None, max_tokens=max_tokens, voice=voice, profile=profile, steps=steps, width=width)
+    # A drawing names no output, because it may also be a film.
+    options |= options_of(height=height, timeout_s=timeout, outputs=["text"] if text_only else [] if draw else None)
+    options["max_retries"] = 0  # A refusal is a result, and is not tried again.
+    words = NumberRange.parse("--input-words", input_words, MAX_WORDS)
+    tokens = NumberRange.parse("--output-tokens", output_tokens, MAX_TOKENS)
+    limits = None if slo is None else read_limits(slo)
     with errors_reported(verbose):
         from omnistage.cli.targets import must_run
 
-        questions = Questions(task, run.prompts_of(prompts, input_words, seed, to_draw=draw), options, seed, tokens)
-        target = must_run(address, api_key)
-        extent = partial(run.extent_of, requests=requests, seconds=seconds)
-        _run(BenchPlan(target, questions, loads, extent, warmup, timeout, objectives, json), out, plot, verbose)
+        texts, source = (QUESTIONS, "built-in prompts") if prompts is None else (read_prompts(prompts), f"prompts of {prompts.name}")
+        questions = Questions("say" if say else "draw" if draw else "ask", options, seed, texts, words, tokens, source)
+        _run(BenchRun(must_run(address, api_key), questions, loads, warmup, timeout, limits, is_quiet=json), out, verbose)
 
 
-def _check_together(*, say: bool, draw: bool, text_only: bool, sound: object, picture: object) -> None:
-    """Raises BadParameter for options that exclude each other. sound, picture: true if an option for sound, or for pictures, was typed."""
-    if say + draw + text_only > 1:
-        raise typer.BadParameter("--say, --draw and --text-only exclude each other; give one of them")
-    if sound and (text_only or draw):
-        raise typer.BadParameter("--voice and --profile are those of sound; leave --text-only and --draw out")
-    if picture and not draw:
-        raise typer.BadParameter("--steps, --width and --height are of pictures; add --draw")
+def _loads(
+    concurrency: str | None,
+    rate: str | None,
+    arrivals: Arrivals,
+    burst: BurstSize,
+    max_open: int | None,
+    requests: int | None,
+    seconds: float | None,
+) -> list[Closed | Open]:
+    """The loads of the levels, by the typed options: a closed loop for each --concurrency, or an open loop for each --rate."""
+    from omnistage.cli.bench.level import Closed, Open
+
+    is_endless = requests is None and seconds is None
+    if rate is None:
+        for option, value in (("--arrivals", arrivals), ("--burst-size", burst), ("--max-open", max_open)):
+            if value is not None:
+                raise typer.BadParameter(f"{option} is for requests that come by themselves; say how many in a second with --rate")
+        counts = _numbers("--concurrency", CONCURRENCY if concurrency is None else concurrency, MAX_CONCURRENCY, "1,4,16")
+        if any(count != int(count) for count in counts):
+            raise typer.BadParameter(f"--concurrency {concurrency}: give whole numbers, such as 1,4,16")
+        return [Closed(int(count), requests=REQUESTS_EACH * int(count) if is_endless else requests, seconds=seconds) for count in counts]
+    if concurrency is not None:
+        raise typer.BadParameter("--concurrency and --rate are two kinds of load; give one of them")
+    if (arrivals == "burst") != (burst is not None):
+        raise typer.BadParameter("--arrivals burst and --burst-size N go together; give both or none")
+    rates = _numbers("--rate", rate, MAX_RATE, "0.5,1,2")
+    length_s = SECONDS if is_endless else seconds
+    return [Open(one, arrivals or "poisson", max_open or MAX_OPEN, burst or 1, requests=requests, seconds=length_s) for one in rates]
 
 
-def _run(plan: BenchPlan, out: Path | None, plot: Path | None, verbose: bool) -> None:
+def _numbers(option: str, text: str, maximum: float, example: str) -> list[float]:
+    """The numbers in a text such as 1,4,16, each above 0 and at most `maximum`. example: for errors."""
+    try:
+        values = [float(one) for one in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{option} {text}: give numbers with commas between, such as {example}") from None
+    if not all(0 < value <= maximum for value in values):
+        raise typer.BadParameter(f"{option} {text}: give numbers above 0, at most {maximum:g}, such as {example}")
+    if len(values) > MAX_LEVELS:
+        raise typer.BadParameter(f"{option}: {len(values)} levels; give {MAX_LEVELS} at most")
+    return values
+
+
+def _run(bench: BenchRun, out: Path | None, verbose: bool) -> None:
     """Measure, print and write. Exits with 1 if no answer was completed, and with the signal's code if a signal ended it early."""
-    from contextlib import ExitStack
-
-    from omnistage.cli.bench import results
-    from omnistage.cli.bench.results import KINDS
-    from omnistage.cli.bench.run import run
-    from omnistage.cli.make.files import OutputFile
-
-    with ExitStack() as files:
-        # Opened before anything is asked: figures that cannot be kept would be lost.
-        out_file = files.enter_context(OutputFile(out, "--out", {".json": "JSON"})) if out is not None else None
-        plot_file = files.enter_context(OutputFile(plot, "--plot", KINDS)) if plot is not None else None
-        screen = None if plan.is_quiet else results.BenchScreen()
-        result = asyncio.run(run(plan, screen, verbose))
-        if screen is not None:
-            screen.end(result)
-        _write(result, out_file, plot_file)
-    if result.interrupted_by:
-        raise typer.Exit(interrupt.exit_code(result.interrupted_by))
-    if not result.completed:
-        raise typer.Exit(1)
-
-
-def _write(result: Result, out: OutputFile | None, plot: OutputFile | None) -> None:
-    """Write the files, and then print the object if --json asks for it: a program that reads the object may read the files too."""
     import json
 
-    from omnistage.cli.bench.results import as_object, draw
+    from omnistage.cli.make.files import OutputFile
 
-    record = as_object(result)
-    if out is not None:
-        out.write(lambda path: write_text(path, json.dumps(record, indent=1) + "\n"))
-    if plot is not None:
-        kind = plot.path.suffix[1:].lower()
-        plot.write(lambda path: draw(path, result, kind))
-    if result.plan.is_quiet:
+    # Opened before anything is asked: figures that cannot be kept would be lost.
+    with nullcontext() if out is None else OutputFile(out, "--out", {".json": "JSON"}) as file:
+        asyncio.run(bench.run(verbose))
+        record = bench.as_object()
+
+        def fill(path: Path) -> None:
+            path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+        if file is not None:
+            file.write(fill)
+    if bench.is_quiet:
         print(json.dumps(record))
-
-
-def write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+    if bench.interrupted_by:
+        raise typer.Exit(interrupt.exit_code(bench.interrupted_by))
+    if not any(level.completed for level in bench.levels):
+        raise typer.Exit(1)
