@@ -114,11 +114,14 @@ def draw_prompts(source: random.Random, count: int) -> Prompts:
 
 @asynccontextmanager
 async def contest(benchmark: Benchmark, family: MeasuredFamily, dtype: str) -> AsyncIterator[Contest]:
+    """Make the checkpoint of a family and load it; our Thinker is closed in the end."""
     torch.set_num_threads(1)
     both = Contest(benchmark, family, dtype)
-    await both.model.warm_up()
-    yield both
-    await both.model.close()
+    try:
+        await both.model.warm_up()
+        yield both
+    finally:
+        await both.model.close()
 
 
 async def throughput(benchmark: Benchmark, family: MeasuredFamily, both: Contest) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -44,7 +44,7 @@ STREAM_INTERVAL_S = 0.1
 BYTES_OF_SECOND = 2 * 24_000
 """Bytes of a second of raw sound over HTTP."""
 
-SPEAKS = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "pcm16"}}
+SPEAKS: Mapping[str, Any] = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "pcm16"}}
 
 
 @dataclass
@@ -70,9 +70,9 @@ class Http:
         host, _, port = address.rpartition(":")
         return cls(*await asyncio.open_connection(host, int(port), limit=1 << 24))
 
-    async def ask(self, **fields: Any) -> StreamTimes:
+    async def ask(self, seed: int, **fields: Any) -> StreamTimes:
         """Send a POST /v1/chat/completions with these fields and read the streamed answer. Raises RuntimeError for a refusal."""
-        body = json.dumps({"stream": True, **fields}).encode()
+        body = json.dumps({"stream": True, "seed": seed, **fields}).encode()
         lines = ["POST /v1/chat/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json", f"Content-Length: {len(body)}"]
         times, begin_s = StreamTimes(), time.perf_counter()
         last = begin_s
@@ -136,7 +136,7 @@ async def served(layout: Layout) -> AsyncIterator[tuple[Stack, CpuMeter]]:
 async def ask_all(address: str, clients: int, rounds: int, **fields: Any) -> list[StreamTimes]:
     """Ask the gateway from `clients` connections at once, `rounds` times; returns all answers. fields: of the questions."""
     https = [await Http.to(address) for _ in range(clients)]
-    answers = [await asyncio.gather(*(http.ask(seed=number, **fields) for http in https)) for number in range(rounds)]
+    answers = [await asyncio.gather(*(http.ask(number, **fields) for http in https)) for number in range(rounds)]
     for http in https:
         await http.close()
     return [times for of_round in answers for times in of_round]
@@ -151,7 +151,7 @@ async def firsts(benchmark: Benchmark) -> None:
         for name, goal, outputs, fields in (("ttft", 5, ["text"], {}), ("ttfa", 10, ["text", "audio"], SPEAKS)):
             grpc_ask = partial(by_grpc, omni, pipeline="toy", max_tokens=8, outputs=outputs)
             http_ask = partial(http.ask, model="toy", messages=messages, max_tokens=8, **fields)
-            rounds = await benchmark.by_turns(PAIRS, grpc_ask, lambda number: http_ask(seed=number), warm_ups=WARM_UPS)  # noqa: B023
+            rounds = await benchmark.by_turns(PAIRS, grpc_ask, http_ask, warm_ups=WARM_UPS)
             grpc_ms, http_ms = [[1e3 * getattr(times, f"{name}_s") for times in of_way] for of_way in rounds]
             if not all((*grpc_ms, *http_ms)):
                 raise RuntimeError(f"an answer had no {name}")

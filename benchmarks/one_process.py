@@ -133,10 +133,12 @@ async def started() -> AsyncIterator[Callable[[str, int, int], Awaitable[Times]]
         writing.write(json.dumps([question, seed, max_tokens]).encode() + b"\n")
         return Times(*json.loads(await reading.readline()))
 
-    await reading.readline()
-    yield ask
-    writing.close()
-    await process.wait()
+    try:
+        await reading.readline()
+        yield ask
+    finally:
+        writing.close()
+        await process.wait()
 
 
 async def main() -> None:

@@ -247,11 +247,9 @@ async def beside_transformers(benchmark: Benchmark, chain: Chain, running: Fleet
             if not is_sound:
                 benchmark.add(*own_times(chain, ours, others_s))
                 count = benchmark.size(AT_ONCE, 2)
-                together_s, together = await at_once(stub, chain, count)
+                together_s, _ = await at_once(stub, chain, count)
                 speed = count * median(others_s) / together_s
                 benchmark.add(chain.figure("x_throughput_8", speed, "x", ">= 4", f"{count} at once in {together_s:.1f} s; {note}"))
-                first_s = median([times.first_s for times in together])
-                benchmark.add(chain.figure("ttfa_8", first_s, "s", "", f"of {count} at once, median"))
 
 
 def own_times(chain: Chain, ours: Sequence[SpeechTimes], others_s: Sequence[float]) -> Iterator[Figure]:
