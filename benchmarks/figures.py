@@ -65,10 +65,6 @@ def median(values: Sequence[float]) -> float:
     return float(np.median(values))
 
 
-def percentile(values: Sequence[float], percent: float) -> float:
-    return float(np.percentile(values, percent))
-
-
 def ratio(over: Sequence[float], under: Sequence[float]) -> float:
     """The median of the ratios of the same rounds. over, under: one value a round."""
     return median([above / below for above, below in zip(over, under, strict=True)])

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,6 @@ from benchmarks.figures import (
     Figure,
     arguments,
     median,
-    percentile,
     run,
     serving,
     toys,
@@ -49,14 +48,13 @@ SPEAKS: Mapping[str, Any] = {"modalities": ["text", "audio"], "audio": {"voice":
 
 @dataclass
 class StreamTimes:
-    """One streamed answer: seconds to first text and sound, seconds of sound, whether it came to its end, and gaps between events."""
+    """One streamed answer: seconds to first text and sound, seconds of sound, and whether it came to its end."""
 
     ttft_s: float = 0.0
     ttfa_s: float = 0.0
     audio_s: float = 0.0
     text: str = ""
     is_whole: bool = False
-    gaps_s: list[float] = field(default_factory=list)
 
 
 class Http:
@@ -75,15 +73,12 @@ class Http:
         body = json.dumps({"stream": True, "seed": seed, **fields}).encode()
         lines = ["POST /v1/chat/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json", f"Content-Length: {len(body)}"]
         times, begin_s = StreamTimes(), time.perf_counter()
-        last = begin_s
         self._writer.write("\r\n".join([*lines, "", ""]).encode() + body)
         status = await self._reader.readuntil(b"\r\n\r\n")
         if b" 200 " not in status.partition(b"\r\n")[0]:
             raise RuntimeError(f"refused: {(status + await self._reader.read(1000)).decode()}")
         async for event in self._events():
             now_s = time.perf_counter()
-            times.gaps_s.append(now_s - last)
-            last = now_s
             if event == b"[DONE]":
                 times.is_whole = True
                 continue
@@ -174,7 +169,7 @@ async def sound(benchmark: Benchmark) -> None:
 
 
 async def streams(benchmark: Benchmark) -> None:
-    """Measure many streams at once: those that were not complete, and the gaps between pieces."""
+    """Count the streams that are not complete, of many at once."""
     count, tokens = benchmark.size((STREAMS, STREAM_TOKENS), (4, 10))
     options = {"interval_s": STREAM_INTERVAL_S, "length": tokens, "max_chunk": 1}
     async with served(toys(options)) as (stack, meter):
@@ -182,13 +177,8 @@ async def streams(benchmark: Benchmark) -> None:
         by_gateway, by_router = (1e6 * cpu_s / (count * tokens) for cpu_s in meter.measure_s())
     text = max((times.text for times in answers), key=len)
     dropped = sum(not times.is_whole or times.text != text for times in answers)
-    gaps_ms = [1e3 * gap for times in answers for gap in times.gaps_s[2:-1]]  # Without those before the pieces and before the end.
     note = f"{count} streams of the toy at once, {1 / STREAM_INTERVAL_S:g} pieces of text a second each; us a piece: gateway"
-    gap_note = f"between two pieces, which are made {1e3 * STREAM_INTERVAL_S:g} ms apart"
-    benchmark.add(
-        Figure("streams_dropped", dropped, f"of {count}", "<= 0", f"{note} {by_gateway:.0f}, router {by_router:.0f}"),
-        Figure("streams_gap_p99", percentile(gaps_ms, 99), "ms", "", gap_note),
-    )
+    benchmark.add(Figure("streams_dropped", dropped, f"of {count}", "<= 0", f"{note} {by_gateway:.0f}, router {by_router:.0f}"))
 
 
 if __name__ == "__main__":

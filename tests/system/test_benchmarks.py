@@ -21,7 +21,7 @@ FIGURES = {
     "bench-pipeline --family qwen3_omni": ("pipeline_qwen3", 12),
     "bench-code2wav": ("code2wav", 47),
     "bench-diffusion": ("diffusion", 9),
-    "bench-gateway": ("gateway", 5),
+    "bench-gateway": ("gateway", 4),
     "bench-resilience": ("resilience", 27),
 }
 """The file of each benchmark, and how many figures it has."""
