@@ -54,12 +54,12 @@ async def servers(benchmark: Benchmark) -> None:
         start_s = time.perf_counter() - begin_s
         benchmark.add(Figure("stack_warm_start", start_s, "s", "<= 10", "model in the cache, stages in parallel"))
         with benchmark.part("one answer at a time"):
-            await alone(benchmark, omni)
+            await latency(benchmark, omni)
         with benchmark.part(f"{CONCURRENT} answers at once"):
             await at_once(benchmark, omni)
 
 
-async def alone(benchmark: Benchmark, omni: AsyncOmni) -> None:
+async def latency(benchmark: Benchmark, omni: AsyncOmni) -> None:
     """Compare the servers with the models in one process."""
     async with one_process.started() as ask:
         served, bare = await benchmark.by_turns(

@@ -87,8 +87,8 @@ async def throughput(contest: Contest, benchmark: Benchmark) -> None:
     if difference > MAX_DIFFERENCE:
         raise RuntimeError(f"{contest.name} and its pipeline draw pixels that are {difference} of 255 apart")
     our_s, their_s = ([elapsed_s for elapsed_s, _ in of_way] for of_way in rounds)
-    what = f"{contest.frames} frames of {contest.side} px, decoded" if contest.frames else f"{contest.side} px"
-    note = f"{count} requests one step apart, half of them guided, {steps} steps, {what}; {size}; over calls of the pipeline one by one"
+    subject = f"{contest.frames} frames of {contest.side} px, decoded" if contest.frames else f"{contest.side} px"
+    note = f"{count} requests one step apart, half of them guided, {steps} steps, {subject}; {size}; over calls of the pipeline one by one"
     figure = f"x_throughput_{contest.name}_{contest.requests}"
     benchmark.add(Figure(figure, ratio(their_s, our_s), "x", contest.goal, f"{note}; median of {len(our_s)}"))
 
@@ -198,14 +198,14 @@ async def first_sound(benchmark: Benchmark) -> None:
             begin_s = time.process_time()
             return [time.process_time() - begin_s for _ in pieces.decoded(latents, 0, end)]
 
-    async def whole(_: int) -> list[float]:
+    async def decode_all(_: int) -> list[float]:
         """CPU seconds to all 47 s."""
         with torch.inference_mode():
             begin_s = time.process_time()
             vae.decode(latents)
             return [time.process_time() - begin_s]
 
-    parts_s, whole_s = await benchmark.by_turns(ROUNDS, in_pieces, whole)
+    parts_s, whole_s = await benchmark.by_turns(ROUNDS, in_pieces, decode_all)
     all_s = [of_round[-1] for of_round in parts_s]
     note = f"of {seconds:g} s asked of 47 s"
     benchmark.add(

@@ -70,15 +70,15 @@ Prompts = Sequence[Sequence[int]]
 Answers = list[list[int]]
 
 
-class Contest:
+class Rivals:
     """A checkpoint, loaded twice: as our Thinker, and as the model of Transformers."""
 
     def __init__(self, benchmark: Benchmark, family: MeasuredFamily, dtype: str) -> None:
         folder, size = benchmark.folder / family.maker, benchmark.size(family.size, "tiny")
         make_tiny(family.maker, folder, CheckpointOrder(size=size))
         self.model = family.load(folder, LoadOptions(path=folder, dtype=dtype))
-        whole = family.model_class.from_pretrained(folder, dtype=getattr(torch, dtype), **family.load_arguments)
-        self._reference: Any = whole.thinker.eval()
+        reference = family.model_class.from_pretrained(folder, dtype=getattr(torch, dtype), **family.load_arguments)
+        self._reference: Any = reference.thinker.eval()
         self.note = f"{size}, {self.model.info.settings['dtype']}, one thread"
 
     async def ours(self, prompts: Prompts, items: Sequence[int]) -> Answers:
@@ -113,35 +113,35 @@ def draw_prompts(source: random.Random, count: int) -> Prompts:
 
 
 @asynccontextmanager
-async def contest(benchmark: Benchmark, family: MeasuredFamily, dtype: str) -> AsyncIterator[Contest]:
+async def rivals_of(benchmark: Benchmark, family: MeasuredFamily, dtype: str) -> AsyncIterator[Rivals]:
     """Make the checkpoint of a family and load it; our Thinker is closed in the end."""
     torch.set_num_threads(1)
-    both = Contest(benchmark, family, dtype)
+    rivals = Rivals(benchmark, family, dtype)
     try:
-        await both.model.warm_up()
-        yield both
+        await rivals.model.warm_up()
+        yield rivals
     finally:
-        await both.model.close()
+        await rivals.model.close()
 
 
-async def throughput(benchmark: Benchmark, family: MeasuredFamily, both: Contest) -> None:
+async def throughput(benchmark: Benchmark, family: MeasuredFamily, rivals: Rivals) -> None:
     """Measure how many times as fast our Thinker is with requests at once as Transformers one by one."""
     items = [benchmark.size(ITEMS, 2)] * AT_ONCE
     ours, theirs = await benchmark.by_turns(
         ROUNDS,
-        lambda n: time_call(both.ours(draw_prompts(random.Random(n), AT_ONCE), items)),
-        lambda n: time_call(both.batches(draw_prompts(random.Random(n), AT_ONCE), items, 1)),
+        lambda n: time_call(rivals.ours(draw_prompts(random.Random(n), AT_ONCE), items)),
+        lambda n: time_call(rivals.batches(draw_prompts(random.Random(n), AT_ONCE), items, 1)),
     )
     pairs = [pair for (_, mine), (_, others) in zip(ours, theirs, strict=True) for pair in zip(mine, others, strict=True)]
     note = (
-        f"{AT_ONCE} at once over Transformers one by one, prompts of 8 to 128 tokens, {items[0]} more each; {both.note}; "
+        f"{AT_ONCE} at once over Transformers one by one, prompts of 8 to 128 tokens, {items[0]} more each; {rivals.note}; "
         f"median of {len(ours)}; the same tokens in {sum(mine == other for mine, other in pairs)} of {len(pairs)} answers"
     )
     speed = ratio([seconds for seconds, _ in theirs], [seconds for seconds, _ in ours])
     benchmark.add(Figure(family.figure, speed, "x", family.goal, note))
 
 
-async def ragged(benchmark: Benchmark, both: Contest) -> None:
+async def ragged(benchmark: Benchmark, rivals: Rivals) -> None:
     """Measure how many times as fast our Thinker is with unequal requests at once as Transformers in padded batches."""
     longest = benchmark.size(256, 4)
 
@@ -151,9 +151,11 @@ async def ragged(benchmark: Benchmark, both: Contest) -> None:
         return draw_prompts(source, RAGGED), [source.randint(4, longest) for _ in range(RAGGED)]
 
     ours, theirs = await benchmark.by_turns(
-        ROUNDS, lambda n: time_call(both.ours(*order(n))), lambda n: time_call(both.batches(*order(n), PADDED)), warm_ups=0
+        ROUNDS, lambda n: time_call(rivals.ours(*order(n))), lambda n: time_call(rivals.batches(*order(n), PADDED)), warm_ups=0
     )
-    note = f"{RAGGED} requests of 4 to {longest} tokens over Transformers in padded batches of {PADDED}; {both.note}; median of {len(ours)}"
+    note = (
+        f"{RAGGED} requests of 4 to {longest} tokens over Transformers in padded batches of {PADDED}; {rivals.note}; median of {len(ours)}"
+    )
     speed = ratio([seconds for seconds, _ in theirs], [seconds for seconds, _ in ours])
     benchmark.add(Figure("x_padded_ragged_16", speed, "x", ">= 2.0", note))
 
@@ -172,36 +174,36 @@ async def first_s(model: MediaThinker, *parts: Part) -> float:
     return (await time_call(read_first()))[0]
 
 
-async def kept_rows(benchmark: Benchmark, both: Contest) -> None:
+async def kept_rows(benchmark: Benchmark, rivals: Rivals) -> None:
     """Measure how many times as fast the first text comes if the beginning of the prompt was read before: words, or a picture."""
-    model, words, again = both.model, list[float](), list[float]()
+    model, words, pictures = rivals.model, list[float](), list[float]()
     for number in range(benchmark.size(ROUNDS, 1)):
         prefix = "".join(random.Random(number).choices("abcdefghij ", k=SHARED))
         picture = Media("image/jpeg", media_files.picture(number, 480, 640, "JPEG"))
         words.append(await first_s(model, prefix + " one") / await first_s(model, prefix + " two"))
-        again.append(await first_s(model, picture, "What is this?") / await first_s(model, picture, "And what is left of it?"))
+        pictures.append(await first_s(model, picture, "What is this?") / await first_s(model, picture, "And what is left of it?"))
     count, rounds = len(model.tokenizer.encode(prefix)), f"median of {len(words)}"
     picture_note = f"to the first text of a second question about a picture of 640 x 480, over the first question; {rounds}"
     benchmark.add(
         Figure("x_prefix_ttft", median(words), "x", ">= 8", f"to the first text, {count} tokens before the question known; {rounds}"),
-        Figure("x_image_repeat_ttft", median(again), "x", ">= 4", picture_note),
+        Figure("x_image_repeat_ttft", median(pictures), "x", ">= 4", picture_note),
     )
 
 
 async def qwen2_5(benchmark: Benchmark) -> None:
-    async with contest(benchmark, QWEN2_5, dtype_of("cpu")) as both:
+    async with rivals_of(benchmark, QWEN2_5, dtype_of("cpu")) as rivals:
         with benchmark.part("throughput"):
-            await throughput(benchmark, QWEN2_5, both)
+            await throughput(benchmark, QWEN2_5, rivals)
         with benchmark.part("ragged"):
-            await ragged(benchmark, both)
+            await ragged(benchmark, rivals)
         with benchmark.part("kept rows"):
-            await kept_rows(benchmark, both)
+            await kept_rows(benchmark, rivals)
 
 
 async def qwen3(benchmark: Benchmark) -> None:
     """Compare the Thinker of Qwen3-Omni with Transformers; in float32, because only then both give the same tokens."""
-    async with contest(benchmark, QWEN3, "float32") as both:
-        await throughput(benchmark, QWEN3, both)
+    async with rivals_of(benchmark, QWEN3, "float32") as rivals:
+        await throughput(benchmark, QWEN3, rivals)
 
 
 if __name__ == "__main__":

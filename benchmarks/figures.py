@@ -90,9 +90,9 @@ class Benchmark:
     def path(self) -> Path:
         return self.out / f"{self.name}.json"
 
-    def size(self, full: T, smallest: T) -> T:
+    def size(self, size: T, smallest: T) -> T:
         """The size of a part's work: `smallest` if the run is a smallest one."""
-        return smallest if self.is_smallest else full
+        return smallest if self.is_smallest else size
 
     async def by_turns(self, rounds: int, *ways: Callable[[int], Awaitable[T]], warm_ups: int = 1) -> list[list[T]]:
         """Go several ways in turn, in each second round in the reverse order, so that other load on the machine touches all alike. ways:

@@ -92,20 +92,20 @@ class OneProcess:
     async def _read(self, text: AsyncIterator[TextPiece]) -> AsyncIterator[Piece]:
         """Yield the text as the Talker's input."""
         first = 0
-        async for piece in ahead(text):
+        async for piece in run_ahead(text):
             yield Piece("text", first, piece.finish_reason is not None, piece)
             first += len(piece.token_ids)
 
     async def _speak(self, text: AsyncIterator[Piece], seed: int) -> AsyncIterator[Piece]:
         """Speak the text; yields the feature rows as Code2Wav's input."""
         first = 0
-        async for frames in ahead(self._talker.speak(await self._talker.prepare(SpeechRequest(seed)), text, {"features": 0})):
+        async for frames in run_ahead(self._talker.speak(await self._talker.prepare(SpeechRequest(seed)), text, {"features": 0})):
             assert isinstance(frames, Frames)
             yield Piece("features", first, frames.finish_reason is not None, frames.rows)
             first += len(frames.rows)
 
 
-async def ahead(outputs: AsyncIterator[T]) -> AsyncIterator[T]:
+async def run_ahead(outputs: AsyncIterator[T]) -> AsyncIterator[T]:
     """Yield the outputs, which are made on a task of their own, so that it runs ahead of the reader as on a server of its own."""
     queue: asyncio.Queue[T | None] = asyncio.Queue(256)
 

@@ -61,8 +61,8 @@ async def latency(benchmark: Benchmark) -> None:
 
 async def relays(benchmark: Benchmark) -> None:
     """Measure the CPU time that a process spends to pass one message on: Talker, Thinker and router only relay the chunks of one token."""
-    for name, interval_s, full in (("paced", RELAY_INTERVAL_S, 1000), ("streaming", 0.0, 10000)):
-        chunks = benchmark.size(full, 1000)
+    for name, interval_s, count in (("paced", RELAY_INTERVAL_S, 1000), ("streaming", 0.0, 10000)):
+        chunks = benchmark.size(count, 1000)
         sound = {"samples_per_frame": CHUNK_SAMPLES * chunks // formulas.FRAMES_PER_ROW, "chunk_samples": CHUNK_SAMPLES, "max_chunk": 1}
         async with serving(toys(sound, code2wav={"interval_s": interval_s})) as stack, INSECURE.channel(stack.address) as channel:
             meter = CpuMeter([child.pid for child in stack.children])
