@@ -9,7 +9,7 @@ COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose
 HAS_COMPOSE = $(COMPOSE) version >/dev/null 2>&1 || { echo "make $@ needs Docker with its compose plugin, and neither 'docker compose' nor docker-compose is here (docs/compose.md); without containers: .venv/bin/omnistage serve" >&2; exit 1; }; \
 	told=$$($(COMPOSE) ls 2>&1 >/dev/null) || { echo "make $@: the docker daemon does not answer, start it (systemctl start docker) or ask for leave to use it: $$told" >&2; exit 1; }
 
-.PHONY: help setup setup-dev model demo demo-draw examples up down test test-near test-long test-costs check format lock wheels protos bench-default bench-engine bench-talker bench-frame bench-pipeline bench-qwen3 bench-code2wav bench-diffusion bench-gateway bench-resilience chaos clean
+.PHONY: help setup setup-dev model demo demo-draw examples up down test test-near test-long test-costs check format lock wheels protos bench-default bench-engine bench-pipeline bench-code2wav bench-diffusion bench-gateway bench-resilience chaos clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -80,32 +80,23 @@ wheels: ## dist/: the wheels of omnistage and of omnistage-pictures, the same by
 protos: setup-dev ## generate the stubs from the protos
 	@$(BIN)/python -m tools.protos
 
-bench-default: setup-dev model ## figures of the default model: benchmarks/out/default.json; fails when a goal is missed (ARGS=--report: prints only)
+bench-default: setup-dev model ## figures of the default model: benchmarks/out/default.json; fails when a goal is missed (ARGS=--report: prints only, ARGS=--smallest: sees that all parts run)
 	@$(BIN)/python -m benchmarks.default $(ARGS)
 
-bench-engine: setup-dev model ## figures of the engine: benchmarks/out/engine.json; the same
+bench-engine: setup-dev ## figures of the engine with the Thinkers of the Omni families, beside Transformers: benchmarks/out/engine.json; the same
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks.engine $(ARGS)
-
-bench-talker: setup-dev ## figures of speech while text is written: benchmarks/out/talker.json; the same
-	@PYTHONPATH=tests $(BIN)/python -m benchmarks.talker $(ARGS)
-
-bench-frame: setup-dev ## figures of a frame of Qwen3-Omni's Talker in its published widths: benchmarks/out/frame.json; the same
-	@PYTHONPATH=tests $(BIN)/python -m benchmarks.frame $(ARGS)
 
 bench-pipeline: setup-dev ## figures of Qwen2.5-Omni from question to sound, beside Transformers: benchmarks/out/pipeline.json; the same (ARGS="--family qwen3_omni": of Qwen3-Omni)
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks.pipeline $(ARGS)
 
-bench-qwen3: setup-dev ## figures of Qwen3-Omni's Thinker beside Transformers, and of experts at published widths: benchmarks/out/qwen3.json; the same
-	@PYTHONPATH=tests $(BIN)/python -m benchmarks.qwen3 $(ARGS)
-
 bench-code2wav: setup-dev model ## figures of sound made while it is spoken: benchmarks/out/code2wav.json; the same (ARGS=--docs: into the docs too)
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks.code2wav $(ARGS)
 
-bench-diffusion: setup-dev ## figures of pictures drawn step by step, beside Diffusers: benchmarks/out/diffusion.json; the same (ARGS="--device cuda": a GPU)
+bench-diffusion: setup-dev ## figures of pictures, films and sounds drawn step by step, beside Diffusers: benchmarks/out/diffusion.json; the same (ARGS="--device cuda": a GPU)
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks.diffusion $(ARGS)
 
 bench-gateway: setup-dev model ## what HTTP adds to gRPC: benchmarks/out/gateway.json; the same
-	@PYTHONPATH=tests $(BIN)/python -m benchmarks.gateway $(ARGS)
+	@$(BIN)/python -m benchmarks.gateway $(ARGS)
 
 bench-resilience: setup-dev model ## figures of lost stages: benchmarks/out/resilience.json; the same
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks.resilience $(ARGS)

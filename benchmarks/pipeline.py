@@ -6,183 +6,85 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import sys
-import tempfile
 import time
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import torch
 
-from benchmarks.figures import Figure, Report, arguments, median
-from benchmarks.talker import NEVER_ENDS, steps_s, thinker_params, words
+from benchmarks.figures import Benchmark, Figure, arguments, median, ratio, run, time_call
+from benchmarks.path import TOKENS, CausalPath, FlowPath, SoundPath
 from helpers import media_files
 from helpers.fleet import Fleet, fleet
 from helpers.omni_answers import messages
 from helpers.omni_reference import OmniReference, Qwen3Reference, Seen
 from helpers.servers import CHAIN, omni_stub
-from omnistage.engine.request import Prompt, SequenceRequest
+from helpers.waves import ENDS
 from omnistage.models.conversation import Media, Turn
-from omnistage.models.encoders.thinker import MediaThinker
-from omnistage.models.interface import SpeechRequest, TextRequest, WaveRequest
-from omnistage.models.options import LoadOptions
-from omnistage.models.qwen2_5_omni import talker as loading_talker2_5
-from omnistage.models.qwen2_5_omni import thinker as loading2_5
-from omnistage.models.qwen2_5_omni.wave import code2wav as loading_wave2_5
-from omnistage.models.qwen2_5_omni.wave.code2wav import Speech as FlowSpeech
-from omnistage.models.qwen2_5_omni.wave.code2wav import sound
-from omnistage.models.qwen3_omni import talker as loading_talker3
-from omnistage.models.qwen3_omni import thinker as loading3
-from omnistage.models.qwen3_omni.wave import code2wav as loading_wave3
-from omnistage.models.qwen3_omni.wave.code2wav import Speech as CausalSpeech
-from omnistage.models.speech.talker import PLACES, PROMPT, RowTalker
 from omnistage.models.tiny.makers import CheckpointOrder, make_tiny
 from omnistage.models.tiny.qwen3_omni import SIZES, SPECIAL
-from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
+from omnistage.v1 import omni_pb2, stage_pb2
 from omnistage.wire.chunks import chunks_of
 
-TOKENS, CHARACTERS = 40, 80
-"""Tokens of an answer, and characters of a question."""
+if TYPE_CHECKING:
+    from omnistage.v1.omni_pb2_grpc import OmniServiceAsyncStub as Stub
 
-
-class SoundPath(ABC):
-    """The model calls from a question to the first sound, run in this process; each call needs the result of the call before it."""
-
-    frames: ClassVar[int]
-    """How many frames the first sound needs."""
-    row_delay_steps: ClassVar[int]
-    """How many steps of the Thinker a row comes after its token."""
-
-    loaders: ClassVar[tuple[Callable[[Path, LoadOptions], Any], ...]]
-
-    def __init__(self, folder: Path) -> None:
-        models = [load(folder, LoadOptions(path=folder, dtype="float32")) for load in self.loaders]
-        self.thinker: MediaThinker = models[0]
-        self.talker: RowTalker = models[1]
-        self.code2wav = models[2]
-
-    @abstractmethod
-    async def window_s(self, seed: int) -> float:
-        """Seconds that Code2Wav takes for the sound of the first frames."""
-
-    async def seconds(self, seed: int) -> float:
-        """Seconds from a question to the first sound, if each call begins when the one before it ends."""
-        text = thinker_params(seed, CHARACTERS).messages[0].parts[0].text
-        request = TextRequest((Turn("user", (text,)),), seed=seed, max_tokens=TOKENS, ignore_eos=True)
-        text_sequence = SequenceRequest(Prompt.of_tokens((await self.thinker.prepare(request)).prompt_ids), seed, TOKENS, taps_from=0)
-        speech_request = await self.talker.prepare(SpeechRequest(seed, max_frames=self.frames))
-        width = {port.name: port.width for port in self.talker.info.accepts}
-        speech_sequence = self.talker.sequence(speech_request, np.zeros((width[PLACES], len(text_sequence.prompt)), np.int64))
-        rows = torch.randn(len(speech_sequence.prompt), width[PROMPT]).to(self.talker.engine.spec.dtype)
-        with torch.inference_mode():
-            thinker_s = steps_s(self.thinker.engine, text_sequence, steps=self.frames - 1 + self.row_delay_steps)
-            talker_s = steps_s(self.talker.engine, speech_sequence, steps=self.frames - 1, vectors=rows)
-        return self._frames_s(thinker_s, talker_s) + await self.window_s(seed)
-
-    def _frames_s(self, thinker_s: Sequence[float], talker_s: Sequence[float]) -> float:
-        """Seconds until the last frame is made, if both compute at the same time: the first frame needs the row of the Thinker's first
-        token, and each frame after it the row of the next token. thinker_s, talker_s: seconds of the prompt, then of each step."""
-        row_ends = list(accumulate(thinker_s))[self.row_delay_steps :]
-        frame_end = row_ends[0] + talker_s[0]
-        for row_end, step_s in zip(row_ends[1:], talker_s[1:], strict=True):
-            frame_end = max(row_end, frame_end) + step_s
-        return frame_end
-
-    async def close(self) -> None:
-        await asyncio.gather(self.thinker.close(), self.talker.close(), self.code2wav.close())
-
-
-class FlowPath(SoundPath):
-    """The path of Qwen2.5-Omni, whose first sound needs 24 codes, a window of Code2Wav."""
-
-    frames = 24
-    row_delay_steps = 1
-    loaders = (loading2_5.load_thinker, loading_talker2_5.load_talker, loading_wave2_5.load_code2wav)
-
-    async def window_s(self, seed: int) -> float:
-        model = self.code2wav
-        speech = FlowSpeech(model.config, model.windows, await model.prepare(WaveRequest(seed=0)))
-        codes = torch.randint(0, 8192, (self.frames, 1), generator=torch.Generator().manual_seed(seed)).numpy().astype("uint32")
-        begin_s = time.perf_counter()
-        speech.feed(0, codes, last=False)
-        step = speech.next()
-        assert step is not None
-        window, flow = step
-        while not flow.done:
-            model.windows.step([flow])
-        vocoding = speech.solved(window, flow)
-        while not vocoding.done:
-            model.windows.step([vocoding])
-        sound(vocoding)
-        return time.perf_counter() - begin_s
-
-
-class CausalPath(SoundPath):
-    """The path of Qwen3-Omni, whose first sound needs one frame."""
-
-    frames = 1
-    row_delay_steps = 0
-    loaders = (loading3.load_thinker, loading_talker3.load_talker, loading_wave3.load_code2wav)
-
-    async def window_s(self, seed: int) -> float:
-        model = self.code2wav
-        speech = CausalSpeech(model.config, model.windows.net, (await model.prepare(WaveRequest(seed=0, profile="latency"))).schedule)
-        shape = (self.frames, model.config.codebooks)
-        codes = torch.randint(0, model.config.codes, shape, generator=torch.Generator().manual_seed(seed)).numpy().astype("uint32")
-        begin_s = time.perf_counter()
-        speech.feed(0, codes, last=False)
-        step = speech.next()
-        assert step is not None
-        window, job = step
-        model.windows.step([job])
-        speech.finish(window, job)
-        return time.perf_counter() - begin_s
+CHARACTERS = 80
+"""Of a question."""
+NEVER = -100.0
+"""The bias of tokens that would end the speech."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
     """A family to measure. maker: makes its checkpoint. family: names its pipeline and models. suffix: ends the names of its figures.
-    frames, samples: length of an answer. profile: for Code2Wav. sampling: for the Talker. reference: loads the model of Transformers.
-    generate_arguments: makes more arguments of its `generate` from its config. path: makes a SoundPath. goal, relays: goals of
+    frames: length of an answer. least_frames: the same in a smallest run. frame_samples: samples of a frame. lost_samples: how many are
+    missing at the end. profile: for Code2Wav. sampling: for the Talker. reference: loads the model of Transformers. generate_arguments:
+    makes more arguments of its `generate` from its config and a number of frames. path: makes a SoundPath. goal, relays: goals of
     ttfa_over_hf_e2e and ttfa_relays."""
 
     maker: str
     family: str
     suffix: str
     frames: int
-    samples: int
+    least_frames: int
+    frame_samples: int
+    lost_samples: int
     profile: str
     sampling: stage_pb2.Sampling
     reference: Callable[[Path], OmniReference]
-    generate_arguments: Callable[[Any], Mapping[str, Any]]
+    generate_arguments: Callable[[Any, int], Mapping[str, Any]]
     path: Callable[[Path], SoundPath]
     goal: str
     relays: str = ""
+
+    @property
+    def samples(self) -> int:
+        """The length of the sound of an answer."""
+        return self.frames * self.frame_samples - self.lost_samples
 
     def figure(self, name: str, value: float, unit: str, goal: str, note: str) -> Figure:
         """Make a figure of this family."""
         return Figure(f"{name}{self.suffix}", value, unit, goal, note)
 
 
-def _arguments2_5(config: Any) -> Mapping[str, Any]:
+def _arguments2_5(config: Any, frames: int) -> Mapping[str, Any]:
     """Arguments that make Transformers give as many frames as we do. Items that are no codes are banned: the vocoder has no row for
     them."""
     others = range(config.token2wav_config.dit_config.num_embeds, config.talker_config.vocab_size)
-    count = CHAINS["qwen2_5_omni"].frames
-    return {"talker_max_new_tokens": count, "talker_min_new_tokens": count, "talker_bad_words_ids": [[number] for number in others]}
+    return {"talker_max_new_tokens": frames, "talker_min_new_tokens": frames, "talker_bad_words_ids": [[number] for number in others]}
 
 
-def _arguments3(config: Any) -> Mapping[str, Any]:
+def _arguments3(config: Any, frames: int) -> Mapping[str, Any]:
     """Arguments that make Transformers give as many frames as we do: its Talker makes one frame fewer than it may make tokens."""
-    count = CHAINS["qwen3_omni"].frames + 1
-    return {"talker_max_new_tokens": count, "talker_min_new_tokens": count}
+    return {"talker_max_new_tokens": frames + 1, "talker_min_new_tokens": frames + 1}
 
 
 class _Speaking(Qwen3Reference):
@@ -198,9 +100,11 @@ CHAINS: Mapping[str, Chain] = {
         "qwen2_5_omni",
         "",
         frames=500,
-        samples=500 * 480,
+        least_frames=24,
+        frame_samples=480,
+        lost_samples=0,
         profile="",
-        sampling=stage_pb2.Sampling(temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05, logit_bias=NEVER_ENDS),
+        sampling=stage_pb2.Sampling(temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05, logit_bias=dict.fromkeys(ENDS, NEVER)),
         reference=OmniReference,
         generate_arguments=_arguments2_5,
         path=FlowPath,
@@ -211,9 +115,11 @@ CHAINS: Mapping[str, Chain] = {
         "qwen3_omni",
         "_qwen3",
         frames=63,
-        samples=63 * 1920 - 555,
+        least_frames=4,
+        frame_samples=1920,
+        lost_samples=555,
         profile="latency",
-        sampling=stage_pb2.Sampling(temperature=0.9, top_k=50, repetition_penalty=1.05, logit_bias={_END: -100.0}),
+        sampling=stage_pb2.Sampling(temperature=0.9, top_k=50, repetition_penalty=1.05, logit_bias={_END: NEVER}),
         reference=_Speaking,
         generate_arguments=_arguments3,
         path=CausalPath,
@@ -232,59 +138,56 @@ SOUND_S = 5.0
 
 @dataclass
 class SpeechTimes:
-    """Seconds of an answer. waited_s: how long the server asks a player to wait. late_s: how long the player lacks sound afterwards."""
+    """Seconds of an answer to its first sound and to its end, and the name of the replica of the Talker that spoke."""
 
     first_s: float = 0.0
     total_s: float = 0.0
     samples: int = 0
     talker: str = ""
-    """The name of the replica that spoke."""
-    waited_s: float = 0.0
-    late_s: float = 0.0
     _begin_s: float = field(default_factory=time.perf_counter)
 
     def take(self, event: omni_pb2.GenerateResponse) -> None:
         """Note an event: the times of its sound, and the replica of the Talker."""
         self.talker = next((report.replica for report in event.usage.stages if report.kind == stage_pb2.STAGE_KIND_TALKER), "")
         for chunk in chunks_of(event) if event.WhichOneof("event") in ("chunk", "chunks") else ():
-            if chunk.port != "audio" or not chunk.count:
-                continue
-            elapsed_s = time.perf_counter() - self._begin_s
-            if not self.samples:
-                self.first_s, self.waited_s = elapsed_s, chunk.audio.prebuffer_ms / 1000
-            # The player has played all earlier samples at this moment.
-            due_s = self.first_s + self.waited_s + self.late_s + self.samples / chunk.audio.sample_rate_hz
-            self.late_s += max(elapsed_s - due_s, 0.0)
-            self.samples += chunk.count
+            if chunk.port == "audio" and chunk.count:
+                self.first_s = self.first_s or time.perf_counter() - self._begin_s
+                self.samples += chunk.count
 
     def end(self, samples: int) -> None:
         self.total_s = time.perf_counter() - self._begin_s
         assert self.samples == samples, self.samples
 
 
+def words(seed: int) -> str:
+    return "".join(random.Random(seed).choices("abcdefgh ", k=CHARACTERS))
+
+
 def conversation(seed: int, *, is_sound: bool = False) -> tuple[Turn, ...]:
     """A question in text, or if `is_sound` a sound alone."""
-    part = Media("audio/wav", media_files.sound(seed, SOUND_S)) if is_sound else words(seed, CHARACTERS)
-    return (Turn("user", (part,)),)
+    return (Turn("user", (Media("audio/wav", media_files.sound(seed, SOUND_S)) if is_sound else words(seed),)),)
 
 
-def question(chain: Chain, seed: int, turns: Sequence[Turn]) -> omni_pb2.GenerateRequest:
-    thinker = stage_pb2.ThinkerParams(
-        messages=messages(turns), sampling=stage_pb2.Sampling(temperature=1), max_tokens=TOKENS, ignore_eos=True
+async def measure_answer(stub: Stub, chain: Chain, seed: int, *, is_sound: bool = False) -> SpeechTimes:
+    """Ask and measure the answer. is_sound: ask with a sound."""
+    turns, sampling = messages(conversation(seed, is_sound=is_sound)), stage_pb2.Sampling(temperature=1)
+    request = omni_pb2.GenerateRequest(
+        seed=seed,
+        outputs=["text", "audio"],
+        thinker=stage_pb2.ThinkerParams(messages=turns, sampling=sampling, max_tokens=TOKENS, ignore_eos=True),
+        talker=stage_pb2.TalkerParams(sampling=chain.sampling, max_frames=chain.frames),
+        code2wav=stage_pb2.Code2WavParams(profile=chain.profile),
     )
-    talker = stage_pb2.TalkerParams(sampling=chain.sampling, max_frames=chain.frames)
-    return omni_pb2.GenerateRequest(
-        seed=seed, outputs=["text", "audio"], thinker=thinker, talker=talker, code2wav=stage_pb2.Code2WavParams(profile=chain.profile)
-    )
-
-
-async def measure_answer(stub: omni_pb2_grpc.OmniServiceAsyncStub, chain: Chain, seed: int, turns: Sequence[Turn] = ()) -> SpeechTimes:
-    """Ask and measure the answer. turns: the question, by default one in text."""
-    request, times = question(chain, seed, turns or conversation(seed)), SpeechTimes()
+    times = SpeechTimes()
     async for event in stub.Generate(request, timeout=600):
         times.take(event)
     times.end(chain.samples)
     return times
+
+
+async def at_once(stub: Stub, chain: Chain, count: int) -> tuple[float, list[SpeechTimes]]:
+    """Ask for `count` answers at once; returns the seconds for all of them, and the times of each."""
+    return await time_call(asyncio.gather(*(measure_answer(stub, chain, 100 + n) for n in range(count))))
 
 
 # Transformers ----------------------------------------------------------------------------------------------------------------------
@@ -297,9 +200,11 @@ class Sequential:
         self._chain, self._reference = chain, chain.reference(folder)
         self.threads = min((1, 2), key=lambda threads: self._answer_s(0, conversation(0), ([], []), threads))
 
-    async def answer_s(self, seed: int, turns: Sequence[Turn]) -> float:
-        """Seconds of an answer. A sound in the question is decoded before, outside the measured time."""
-        return self._answer_s(seed, turns, await self._reference.read(turns), self.threads)
+    async def answer(self, seed: int, *, is_sound: bool = False) -> SpeechTimes:
+        """Ask and measure the answer, whose sound comes when all of it is made. The decoding of a sound in the question does not count."""
+        turns = conversation(seed, is_sound=is_sound)
+        answer_s = self._answer_s(seed, turns, await self._reference.read(turns), self.threads)
+        return SpeechTimes(answer_s, answer_s)
 
     def _answer_s(self, seed: int, turns: Sequence[Turn], media: Seen, threads: int) -> float:
         """Seconds of an answer. media: of the question, decoded."""
@@ -315,107 +220,90 @@ class Sequential:
                 thinker_max_new_tokens=TOKENS,
                 thinker_min_new_tokens=TOKENS,
                 thinker_do_sample=True,
-                **self._chain.generate_arguments(self._reference.whole.config),
+                **self._chain.generate_arguments(self._reference.whole.config, self._chain.frames),
             )
         duration_s = time.perf_counter() - begin_s
         torch.set_num_threads(1)
         # `generate` of Qwen2.5-Omni drops the last code unless it cannot be a code of its own.
-        assert abs(sound.numel() - self._chain.samples) <= self._chain.samples // self._chain.frames + 1, sound.numel()
+        assert abs(sound.numel() - self._chain.samples) <= self._chain.frame_samples + 1, sound.numel()
         return duration_s
 
 
-async def beside_transformers(chain: Chain, running: Fleet, folder: Path, report: Report) -> None:
+async def beside_transformers(benchmark: Benchmark, chain: Chain, running: Fleet, folder: Path) -> None:
     """Compare the chain with Transformers: one by one, at once, and with questions in sound."""
     sequential = Sequential(chain, folder)
     async with omni_stub(running.address("router")) as stub:
-        await measure_answer(stub, chain, 0)
-        mine, others = await in_turns(stub, chain, sequential, is_sound=False)
-        together_s, together = await at_once(stub, chain)
-        theirs = median(others)
-        setup = note_of(chain, sequential, theirs)
-        report.add(
-            chain.figure("hf_e2e", theirs, "s", "", f"generate of Transformers on the faster of 1 and 2 threads: {sequential.threads}"),
-            chain.figure("ttfa", median([times.first_s for times in mine]), "s", "", "through the router"),
-            chain.figure("e2e", median([times.total_s for times in mine]), "s", "", "through the router"),
-            chain.figure("prebuffer_told", median([times.waited_s for times in mine]), "s", "", "what a player was told to wait"),
-            chain.figure("late_after_it", max(each.late_s for each in mine), "s", "", "the longest that who waited so had nothing to play"),
-            *over_transformers(chain, "", mine, others, setup),
-            chain.figure("x_throughput_8", AT_ONCE * theirs / together_s, "x", ">= 4", f"{AT_ONCE} at once in {together_s:.1f} s; {setup}"),
-            chain.figure("ttfa_8", median([times.first_s for times in together]), "s", "", f"of {AT_ONCE} at once, median"),
-        )
-        mine, others = await in_turns(stub, chain, sequential, is_sound=True)
-        setup = f"asked with {SOUND_S:g} s of sound alone; {note_of(chain, sequential, median(others))}"
-        report.add(*over_transformers(chain, "_sound", mine, others, setup))
+        for suffix, is_sound in (("", False), ("_sound", True)):
+            ours, theirs = await benchmark.by_turns(
+                ROUNDS, partial(measure_answer, stub, chain, is_sound=is_sound), partial(sequential.answer, is_sound=is_sound)
+            )
+            others_s = [times.total_s for times in theirs]
+            note = f"{TOKENS} tokens, {chain.frames} frames; small; median of {len(ours)}; Transformers: {median(others_s):.1f} s on"
+            note = f"{f'asked with {SOUND_S:g} s of sound alone; ' if is_sound else ''}{note} {sequential.threads} threads"
+            for name, goal in (("first_s", chain.goal), ("total_s", "<= 0.7")):
+                figure = f"{'ttfa' if name == 'first_s' else 'e2e'}_over_hf_e2e{suffix}"
+                share = ratio([getattr(times, name) for times in ours], others_s)
+                benchmark.add(chain.figure(figure, share, "", goal, note))
+            if not is_sound:
+                benchmark.add(*own_times(chain, ours, others_s))
+                count = benchmark.size(AT_ONCE, 2)
+                together_s, _ = await at_once(stub, chain, count)
+                speed = count * median(others_s) / together_s
+                benchmark.add(chain.figure("x_throughput_8", speed, "x", ">= 4", f"{count} at once in {together_s:.1f} s; {note}"))
 
 
-async def in_turns(
-    stub: omni_pb2_grpc.OmniServiceAsyncStub, chain: Chain, sequential: Sequential, *, is_sound: bool
-) -> tuple[list[SpeechTimes], list[float]]:
-    """Ask our chain and Transformers in turn; returns our times, and the seconds of Transformers for the same answers. is_sound: ask with
-    sound."""
-    mine, others = list[SpeechTimes](), list[float]()
-    for seed in range(1, 1 + ROUNDS):
-        turns = conversation(seed, is_sound=is_sound)
-        others.append(await sequential.answer_s(seed, turns))
-        mine.append(await measure_answer(stub, chain, seed, turns))
-    return mine, others
-
-
-async def at_once(stub: omni_pb2_grpc.OmniServiceAsyncStub, chain: Chain) -> tuple[float, list[SpeechTimes]]:
-    """Ask for AT_ONCE answers at once; returns the seconds for all of them, and the times of each."""
-    begin_s = time.perf_counter()
-    together = await asyncio.gather(*(measure_answer(stub, chain, 100 + n) for n in range(AT_ONCE)))
-    return time.perf_counter() - begin_s, together
-
-
-def note_of(chain: Chain, sequential: Sequential, theirs: float) -> str:
-    """The note of the figures that compare with Transformers. theirs: seconds of an answer of Transformers."""
-    size = f"{TOKENS} tokens, {chain.frames} frames; small"
-    return f"{size}; median of {ROUNDS}; Transformers: {theirs:.1f} s on {sequential.threads} threads"
-
-
-def over_transformers(chain: Chain, suffix: str, mine: Sequence[SpeechTimes], others: Sequence[float], note: str) -> Iterator[Figure]:
-    """Our times divided by `others`, seconds of a whole answer of Transformers. suffix: end of the figures' names. note: their note."""
-    pairs = list(zip(mine, others, strict=True))
-    yield chain.figure(f"ttfa_over_hf_e2e{suffix}", median([a.first_s / b for a, b in pairs]), "", chain.goal, note)
-    yield chain.figure(f"e2e_over_hf_e2e{suffix}", median([a.total_s / b for a, b in pairs]), "", "<= 0.7", note)
+def own_times(chain: Chain, ours: Sequence[SpeechTimes], others_s: Sequence[float]) -> Iterator[Figure]:
+    """Yield the times of our answers by themselves. others_s: seconds of Transformers' answers."""
+    yield chain.figure("hf_e2e", median(others_s), "s", "", "generate of Transformers on the faster of 1 and 2 threads")
+    yield chain.figure("ttfa", median([times.first_s for times in ours]), "s", "", "through the router")
+    yield chain.figure("e2e", median([times.total_s for times in ours]), "s", "", "through the router")
 
 
 # The critical path -----------------------------------------------------------------------------------------------------------------
 
 
-async def critical_path(chain: Chain, running: Fleet, folder: Path, report: Report) -> None:
+async def critical_path(benchmark: Benchmark, chain: Chain, running: Fleet, folder: Path) -> None:
     """Compare the time to the first sound with the time of the model calls that it needs, made in this process."""
-    path, ratios, paths = chain.path(folder), list[float](), list[float]()
-    await path.seconds(199)
+    path = chain.path(folder)
     async with omni_stub(running.address("router")) as stub:
-        for seed in range(200, 200 + 2 * ROUNDS):
-            paths.append(await path.seconds(seed))
-            ratios.append((await measure_answer(stub, chain, seed)).first_s / paths[-1])
+
+        async def first_s(number: int) -> float:
+            return (await measure_answer(stub, chain, 200 + number)).first_s
+
+        firsts_s, paths_s = await benchmark.by_turns(2 * ROUNDS, first_s, lambda number: path.seconds(words(200 + number), 200 + number))
     await path.close()
-    note = f"the first sound through the router, over {median(paths) * 1000:.0f} ms of calls; small; median of {len(ratios)}"
-    report.add(chain.figure("ttfa_over_critical_path", median(ratios), "x", "<= 1.25", note))
-    share = "of the time to the first sound, what is no call of a model"
-    report.add(chain.figure("ttfa_relays", 1 - 1 / median(ratios), "", chain.relays, share))
+    over = ratio(firsts_s, paths_s)
+    note = f"the first sound through the router, over {median(paths_s) * 1000:.0f} ms of calls; small; median of {len(paths_s)}"
+    share_note = "of the time to the first sound, what is no call of a model"
+    benchmark.add(
+        chain.figure("ttfa_over_critical_path", over, "x", "<= 1.25", note),
+        chain.figure("ttfa_relays", 1 - 1 / over, "", chain.relays, share_note),
+    )
 
 
 # Replicas --------------------------------------------------------------------------------------------------------------------------
 
 
-async def two_replicas(chain: Chain, single: Fleet, double: Fleet, report: Report) -> None:
-    """Compare two Talkers and two Code2Wav, which share one Thinker, with one of each, in turn: AT_ONCE answers at once."""
-    ratios, firsts, answers_by_talker = list[float](), list[float](), Counter[str]()
+async def two_replicas(benchmark: Benchmark, chain: Chain, single: Fleet, double: Fleet) -> None:
+    """Compare two Talkers and two Code2Wav, which share one Thinker, with one of each, for answers at once."""
+    count = benchmark.size(AT_ONCE, 2)
     async with omni_stub(single.address("router")) as one, omni_stub(double.address("router")) as two:
-        await asyncio.gather(at_once(one, chain), at_once(two, chain))
-        for _ in range(ROUNDS):
-            (one_s, one_answers), (two_s, two_answers) = await at_once(one, chain), await at_once(two, chain)
-            ratios.append(one_s / two_s)
-            firsts.append(median([times.first_s for times in two_answers]) / median([times.first_s for times in one_answers]))
-            answers_by_talker.update(times.talker for times in two_answers)
+        rounds = await benchmark.by_turns(ROUNDS, lambda _: at_once(one, chain, count), lambda _: at_once(two, chain, count))
+    (one_s, two_s), (one_firsts_s, two_firsts_s) = (
+        [[answer_s for answer_s, _ in of_way] for of_way in rounds],
+        [[median([times.first_s for times in answers]) for _, answers in of_way] for of_way in rounds],
+    )
+    answers_by_talker = Counter(times.talker for _, answers in rounds[1] for times in answers)
     shares = " and ".join(str(count) for count in sorted(answers_by_talker.values()))
-    setup = f"{AT_ONCE} at once; {shares} answers of the two; {os.cpu_count()} cores; median of {ROUNDS}"
-    report.add(chain.figure("x_two_talkers_8", median(ratios), "x", "", f"seconds with one Talker and Code2Wav over two of each; {setup}"))
-    report.add(chain.figure("ttfa_two_over_one_talker_8", median(firsts), "x", "", f"the first sound with two of each over one; {setup}"))
+    setup = f"{count} at once; {shares} answers of the two; {os.cpu_count()} cores; median of {len(one_s)}"
+    note, first_note = (
+        f"seconds with one Talker and Code2Wav over two of each; {setup}",
+        f"the first sound with two of each over one; {setup}",
+    )
+    benchmark.add(
+        chain.figure("x_two_talkers_8", ratio(one_s, two_s), "x", "", note),
+        chain.figure("ttfa_two_over_one_talker_8", ratio(two_firsts_s, one_firsts_s), "x", "", first_note),
+    )
 
 
 def serving(chain: Chain, folder: Path, replicas: Mapping[str, int]) -> AbstractContextManager[Fleet]:
@@ -425,27 +313,27 @@ def serving(chain: Chain, folder: Path, replicas: Mapping[str, int]) -> Abstract
     return fleet(logs, replicas=replicas, kinds=CHAIN, pipeline=chain.family, family=chain.family, stage_args=stage_args)
 
 
-async def _measure(chain: Chain, report: Report, folder: Path) -> None:
+async def measure(chain: Chain, benchmark: Benchmark) -> None:
+    """Measure all figures of a family."""
+    chain = replace(chain, frames=benchmark.size(chain.frames, chain.least_frames))
+    folder = benchmark.folder
     make_tiny(chain.maker, folder / "small", CheckpointOrder(size="small"))
     with serving(chain, folder, {}) as running:
-        with report.part("critical path"):
-            await critical_path(chain, running, folder / "small", report)
-        with report.part("beside Transformers"):
-            await beside_transformers(chain, running, folder / "small", report)
-        with report.part("two Talkers"), serving(chain, folder, {"talker": 2, "code2wav": 2}) as double:
-            await two_replicas(chain, running, double, report)
+        with benchmark.part("critical path"):
+            await critical_path(benchmark, chain, running, folder / "small")
+        with benchmark.part("beside Transformers"):
+            await beside_transformers(benchmark, chain, running, folder / "small")
+        with benchmark.part("two Talkers"), serving(chain, folder, {"talker": 2, "code2wav": 2}) as double:
+            await two_replicas(benchmark, chain, running, double)
 
 
 def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--family", choices=sorted(CHAINS), default="qwen2_5_omni", help="default: %(default)s")
     options = parser.parse_args()
-    chain = CHAINS[options.family]
-    report = Report(f"pipeline{chain.suffix}")
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(_measure(chain, report, Path(folder)))
-    return report.finish(judge=not options.report)
+    chain = CHAINS[options.family]
+    return run(f"pipeline{chain.suffix}", options, {chain.family: partial(measure, chain)})
 
 
 if __name__ == "__main__":

@@ -1,220 +1,226 @@
-"""`python -m benchmarks.resilience`: how much a listener notices of a lost stage, as benchmarks/out/resilience.json and as a table. It uses
-two replicas of every stage and one router. It needs the folder of the tests on the path, for their processes that can be killed."""
+"""`python -m benchmarks.resilience`: how much a listener notices of a lost stage. It uses two replicas of every stage of the default model
+and one router. In the middle of answers, stages are killed, stopped or hung. It needs the folder of the tests on the path, for their
+processes that can be killed."""
 
 from __future__ import annotations
 
 import asyncio
-import os
+import json
 import signal
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
-from benchmarks import loss
-from benchmarks.figures import QUESTIONS, Figure, Report, arguments, median, percentile
-from benchmarks.loss import LossCase, MeasuredLoss, NothingLost, hear, lose
-from helpers.disturbed import found, restore
+from benchmarks.figures import QUESTIONS, Benchmark, Figure, arguments, median, run
+from helpers.disturbed import found, holder, restore
 from helpers.fleet import Fleet, fleet
-from helpers.hanging import HANG
+from helpers.hanging import HANG, WAKE
 from helpers.servers import CHAIN, omni_stub
-from omnistage.v1 import omni_pb2, stage_pb2
-
-WAYS = {"frozen": signal.SIGSTOP, "hung": HANG}
-"""Ways in which a process lives and does nothing: all of it, or only the thread of its event loop."""
-
-KILLS = 10
-STOPS = 5
-LENGTHS = (50, 500, 2000)
-LATE_KILLS = 5
-LONG_INTERVAL_S = 0.02
+from omnistage.client.events import AudioArrival, play
+from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 if TYPE_CHECKING:
     from omnistage.v1.omni_pb2_grpc import OmniServiceAsyncStub as Stub
 
-
-@dataclass(frozen=True)
-class MeasuredPipeline:
-    """A pipeline to measure. tokens: of an answer. text, sound: chunks of text or sound before a stage is lost. options: of its stages."""
-
-    name: str
-    tokens: int
-    text: int
-    sound: int
-    options: Mapping[str, object] = field(default_factory=dict)
-
-    def request(self, number: int) -> omni_pb2.GenerateRequest:
-        message = stage_pb2.Message(role="user", parts=[stage_pb2.Part(text=QUESTIONS[number % len(QUESTIONS)])])
-        thinker = stage_pb2.ThinkerParams(messages=[message], max_tokens=self.tokens, ignore_eos=True)
-        return omni_pb2.GenerateRequest(seed=number, thinker=thinker)
+KILLS = 10
+STOPS = 5
+TOKENS = 40
+MOMENTS = {"text": 20, "audio": 4}
+"""How many chunks of this port have come when a stage is lost."""
+START_BUFFER_S = 0.5
+WAYS = {"frozen": (signal.SIGSTOP, signal.SIGCONT), "hung": (HANG, WAKE)}
+"""Ways in which a process lives and does nothing: all of it, or only the thread of its event loop; the signals that stop and wake it."""
+DEPENDENT_PORTS = {"thinker": ("text", "audio"), "talker": ("audio",), "code2wav": ("audio",)}
+"""The ports whose output depends on a stage, by its kind."""
 
 
-MODELS = {
-    # A token comes every 10 ms and makes 20 ms of sound, so the player never has much sound in hand.
-    "toy": MeasuredPipeline("toy", 150, 10, 40, {"interval_s": 0.01, "samples_per_frame": 240}),
-    "smol": MeasuredPipeline("smol", 40, 20, 4),
-}
+class NothingLost(RuntimeError):
+    """The answer, or its port, was over before the loss could happen, or it did not need the replica any more."""
 
 
-async def measure(report: Report, model: MeasuredPipeline, kinds: Sequence[str], kills: int, stops: int) -> None:
-    """Measure all figures of one model. kills: losses for each kind and moment. stops: losses for each kind and way, whose moments take
-    turns."""
-    async with _house(model) as (house, stub):
-        moments = (("text", model.text), ("audio", model.sound))
-        for kind in kinds:
-            killed: list[MeasuredLoss] = []
-            for port, chunks in moments:
-                with report.part(f"{model.name}: {kind} killed after {chunks} chunks of {port}"):
-                    losses = [await _loss(house, stub, model, LossCase(kind, signal.SIGKILL, port, chunks), n) for n in range(kills)]
-                    report.add(*_kill_figures(model, losses))
-                    killed += losses
-            with report.part(f"{model.name}: {kind} noticed"):
-                report.add(*_notice_figures(model, kind, killed))
-            for way, stop_signal in WAYS.items():
-                with report.part(f"{model.name}: {kind} {way}"):
-                    frozen = [await _loss(house, stub, model, LossCase(kind, stop_signal, *moments[n % 2]), n) for n in range(stops)]
-                    report.add(*_freeze_figures(model, kind, way, frozen))
+@dataclass
+class Hearing:
+    """An answer: its chunks, each with its arrival in time.monotonic() seconds. undisturbed: how many of them came before the router told
+    of a loss."""
+
+    chunks: list[tuple[float, chunk_pb2.Chunk]] = field(default_factory=list)
+    undisturbed: int | None = None
+
+    def take(self, event: omni_pb2.GenerateResponse) -> None:
+        """Note an event that has just come."""
+        if event.HasField("chunk"):
+            self.chunks.append((time.monotonic(), event.chunk))
+        elif event.HasField("failover") and self.undisturbed is None:
+            self.undisturbed = len(self.chunks)
+
+    def count(self, port: str) -> int:
+        return sum(chunk.port == port for _, chunk in self.chunks)
+
+    @property
+    def content(self) -> tuple[str, bytes]:
+        """The whole text, and the bytes of all samples."""
+        chunks = [chunk for _, chunk in self.chunks]
+        return "".join(chunk.text.text for chunk in chunks), b"".join(chunk.audio.data for chunk in chunks)
+
+    @property
+    def sound(self) -> list[AudioArrival]:
+        """When each piece of sound came, for a simulated player."""
+        pieces = [(at, chunk) for at, chunk in self.chunks if chunk.HasField("audio") and chunk.count]
+        return [AudioArrival(at, chunk.first, chunk.count, chunk.audio.sample_rate_hz, True) for at, chunk in pieces]
+
+    @property
+    def gap_s(self) -> float:
+        """Seconds of silence of a player that starts with START_BUFFER_S of sound."""
+        return sum(chunk.gap_s for chunk in play(self.sound, START_BUFFER_S))
+
+    def held_s(self, at: float) -> float:
+        """Seconds of sound that had come at the moment `at` and were not played yet."""
+        chunk_count = sum(chunk.arrival_s <= at for chunk in self.sound)
+        if not chunk_count:
+            return 0.0
+        played = play(self.sound, START_BUFFER_S)
+        if at < played[0].start_s:
+            return sum(chunk.duration_s for chunk in played[:chunk_count])
+        return max(played[chunk_count - 1].end_s - at, 0.0)
+
+    def resumed_at(self, *ports: str) -> float:
+        """The moment at which the first chunk of these ports came that was made after the loss. Raises NothingLost."""
+        for at, chunk in self.chunks[self.undisturbed :] if self.undisturbed is not None else ():
+            if chunk.port in ports and chunk.count:
+                return at
+        raise NothingLost(f"nothing of {' and '.join(ports)} came after the loss")
 
 
-async def measure_lengths(report: Report, kinds: Sequence[str], answers: Sequence[int], kills: int) -> None:
-    """Measure kills late in answers of these lengths (in tokens), while other clients talk."""
-    model = MODELS["toy"]
-    # The others must not take all cores, or the figure would measure them.
-    slow = replace(model, options={**model.options, "interval_s": LONG_INTERVAL_S})
-    async with _house(slow) as (house, stub):
-        for tokens in answers:
-            request = replace(slow, tokens=tokens).request
-            for kind in kinds:
-                with report.part(f"{kind} killed in an answer of {tokens} tokens"):
-                    report.add(await loss.measure(house, stub, request, kind, tokens, kills))
+@dataclass(frozen=True, slots=True)
+class MeasuredLoss:
+    """The loss of a replica. Seconds from the signal: noticed_s: until the caller's link saw the loss. resumed_s: until the client read the
+    first chunk made after it. gap_s: silence that a listener hears. is_covered: the sound that the player held at the signal lasted until
+    more came."""
+
+    noticed_s: float
+    resumed_s: float
+    gap_s: float
+    is_covered: bool
 
 
-@asynccontextmanager
-async def _house(model: MeasuredPipeline) -> AsyncIterator[tuple[Fleet, Stub]]:
-    """Start and warm up the servers of a model; yields them and a client of their router."""
-    with (
-        tempfile.TemporaryDirectory() as logs,
-        fleet(Path(logs), pipeline=model.name, family=model.name, options=model.options, can_hang=True) as running,
-    ):
-        async with omni_stub(running.address("router")) as stub:
-            await found(running, stub)
-            for number in range(4):  # warm-up
-                await hear(stub, model.request(number))
-            yield running, stub
+def request(number: int) -> omni_pb2.GenerateRequest:
+    message = stage_pb2.Message(role="user", parts=[stage_pb2.Part(text=QUESTIONS[number % len(QUESTIONS)])])
+    thinker = stage_pb2.ThinkerParams(messages=[message], max_tokens=TOKENS, ignore_eos=True)
+    return omni_pb2.GenerateRequest(seed=number, thinker=thinker)
 
 
-async def _loss(house: Fleet, stub: Stub, model: MeasuredPipeline, case: LossCase, number: int) -> MeasuredLoss:
-    """Measure one loss. The answer must be the same as without a loss, else RuntimeError; afterwards all replicas run again."""
-    undisturbed = await hear(stub, model.request(number))
+async def hear(stub: Stub, number: int) -> Hearing:
+    """The whole answer to the request with this number, without a loss."""
+    hearing = Hearing()
+    async for event in stub.Generate(request(number), timeout=120):
+        hearing.take(event)
+    return hearing
+
+
+async def lose(
+    house: Fleet, stub: Stub, kind: str, stop_signal: int, port: str, wake_signal: int | None = None, *, number: int
+) -> MeasuredLoss:
+    """Send `stop_signal` to the replica of `kind` that has the session, as soon as enough chunks of `port` have come, and measure the loss.
+    wake_signal: sent to it at the end. Raises NothingLost, and RuntimeError if the answer differs from the same without a loss. Afterwards
+    all replicas run again."""
+    undisturbed, hearing = await hear(stub, number), Hearing()
+    signalling: asyncio.Task[tuple[str, float]] | None = None
     try:
-        loss, hearing = await lose(house, stub, model.request(number), case, undisturbed)
+        async for event in stub.Generate(request(number), timeout=120):
+            hearing.take(event)
+            if signalling is None and hearing.count(port) >= MOMENTS[port]:
+                # In a task, so that the reading of the answer does not wait for the search of the replica.
+                signalling = asyncio.create_task(_strike(house, kind, stop_signal))
+        if signalling is None:
+            raise NothingLost(f"only {hearing.count(port)} chunks of {port} came")
+        victim, at = await signalling
+        if wake_signal is not None:
+            house.signal(victim, wake_signal)
+        noticed_s = _noticed_s(house, house.address(victim), time.time() - (time.monotonic() - at))
     finally:
         await restore(house, stub)
     if hearing.content != undisturbed.content:
-        raise RuntimeError(f"another answer than without the loss: {case}, seed {number}")
-    if undisturbed.chunks(case.port) <= case.chunks:
-        raise NothingLost(f"the answer has only {undisturbed.chunks(case.port)} chunks of {case.port}")
-    print(_line(loss), flush=True)
+        raise RuntimeError(f"another answer than without the loss of {victim}, seed {number}")
+    resumed_s, sound_s = hearing.resumed_at(*DEPENDENT_PORTS[kind]) - at, hearing.resumed_at("audio") - at
+    loss = MeasuredLoss(noticed_s, resumed_s, hearing.gap_s, hearing.held_s(at) >= sound_s)
+    print(f"{signal.Signals(stop_signal).name} {victim} in {port}: {loss}", flush=True)
     return loss
 
 
-def _line(loss: MeasuredLoss) -> str:
-    """A line of text with the times of a loss, in ms."""
-    case = loss.case
-    times = {"closed": loss.closed_s, "noticed": loss.noticed_s, "open": loss.reopened_s, "first chunk": loss.resumed_s}
-    times |= {"later than undisturbed": loss.delay_s, "gap": loss.gap_s}
-    listed = ", ".join(f"{name} {1e3 * seconds:.0f}" for name, seconds in times.items())
-    return f"{case.stop_signal.name} {loss.victim} after {case.chunks} of {case.port}, ms: {listed}"
+async def _strike(house: Fleet, kind: str, stop_signal: int) -> tuple[str, float]:
+    """Send the signal to the replica that has the session; returns its name and the moment. Raises NothingLost."""
+    try:
+        victim = await holder(house, kind)
+    except AssertionError as error:
+        raise NothingLost(str(error)) from None
+    at = time.monotonic()
+    house.signal(victim, stop_signal)
+    return victim, at
 
 
-def _kill_figures(model: MeasuredPipeline, losses: Sequence[MeasuredLoss]) -> list[Figure]:
-    """The figures of kills of one kind at one moment: the wait for the next chunk, and the silence."""
-    case = losses[0].case
-    name = f"{model.name}_{case.kind}_killed_in_mid_{'text' if case.port == 'text' else 'speech'}"
-    goal = "<= 300" if model.name == "smol" else ""
-    resumed = [1e3 * loss.resumed_s for loss in losses]
-    gaps = [1e3 * loss.gap_s for loss in losses]
-    opened = median([1e3 * loss.reopened_s for loss in losses])
-    delay_ms = median([1e3 * loss.delay_s for loss in losses])
-    note = f"{len(losses)} kills; replacement open after {opened:.0f}; the chunk came {delay_ms:.0f} later than in the undisturbed answer"
-    return [
-        Figure(f"{name}_first_resumed_chunk_p50", median(resumed), "ms", goal, note),
-        Figure(f"{name}_first_resumed_chunk_p90", percentile(resumed, 90), "ms", "", f"longest {max(resumed):.0f}"),
-        Figure(
-            f"{name}_audible_gap",
-            max(gaps),
-            "ms",
-            "<= 0" if model.name == "smol" else "",
-            f"largest of {len(gaps)}, {sum(gap > 0 for gap in gaps)} above 0; a player that starts with 0.5 s of sound",
-        ),
-    ]
+def _noticed_s(house: Fleet, address: str, since: float) -> float:
+    """Seconds from `since`, in time.time(), to the first line in a log that tells of the loss. Raises NothingLost."""
+    moments = [at for name in house.names for at in _losses_in(house.server(name).log(), address) if at >= since]
+    if not moments:
+        raise NothingLost(f"no link wrote of the loss of {address}")
+    return min(moments) - since
 
 
-def _notice_figures(model: MeasuredPipeline, kind: str, killed: Sequence[MeasuredLoss]) -> list[Figure]:
-    """The figures of how soon kills of one kind of stage were noticed; none without kills."""
-    if not killed:
-        return []
-    noticed = [1e3 * loss.noticed_s for loss in killed]
-    closed = median([1e3 * loss.closed_s for loss in killed])
-    ours = median([1e3 * max(loss.noticed_s - loss.closed_s, 0.0) for loss in killed])
-    note = f"{len(noticed)} kills; to the caller's log line; longest {max(noticed):.0f}"
-    kernel = f"of it; the kernel frees the memory of the process before it closes its connections, which takes {closed:.0f}"
-    return [
-        Figure(f"{model.name}_{kind}_killed_to_noticed_p50", median(noticed), "ms", "<= 50", note),
-        Figure(f"{model.name}_{kind}_killed_to_noticed_p90", percentile(noticed, 90), "ms"),
-        Figure(f"{model.name}_{kind}_connection_closed_to_noticed_p50", ours, "ms", "", kernel),
-    ]
+def _losses_in(log: str, address: str) -> Iterator[float]:
+    """Yield the moments, in time.time(), at which a log tells of the loss of `address`."""
+    entries = (json.loads(line) for line in log.splitlines() if '"link.lost"' in line)
+    return (datetime.fromisoformat(entry["timestamp"]).timestamp() for entry in entries if entry["address"] == address)
 
 
-def _freeze_figures(model: MeasuredPipeline, kind: str, way: str, frozen: Sequence[MeasuredLoss]) -> list[Figure]:
-    """The figures of processes of one kind that were stopped. way: how they were stopped, a key of WAYS."""
-    if not frozen:
-        return []
-    noticed = [loss.noticed_s for loss in frozen]
-    resumed = [loss.resumed_s for loss in frozen]
-    audible = [loss for loss in frozen if loss.gap_s > 0]
-    covered = [loss for loss in frozen if loss.is_covered]
-    beyond = [1e3 * (loss.gap_s - max(loss.sound_s - loss.held_s, 0.0)) for loss in frozen]
-    note = f"{len(audible)} heard; held at that moment: {', '.join(f'{loss.held_s:.2f}' for loss in frozen)} s"
-    return [
-        Figure(
-            f"{model.name}_{kind}_{way}_to_left_max", max(noticed), "s", "<= 1.5", f"{len(noticed)} times; median {median(noticed):.2f}"
-        ),
-        Figure(f"{model.name}_{kind}_{way}_to_resumed_max", max(resumed), "s", "", f"median {median(resumed):.2f}"),
-        Figure(f"{model.name}_{kind}_{way}_audible_gap", 1e3 * max(loss.gap_s for loss in frozen), "ms", "", note),
-        Figure(f"{model.name}_{kind}_{way}_covered", 100 * len(covered) / len(frozen), "%", "", "of them, by the sound that was held"),
-        Figure(
-            f"{model.name}_{kind}_{way}_gap_beyond_uncovered", max(beyond), "ms", "", "of the gap, what the sound held does not explain"
-        ),
-    ]
+async def measure(kind: str, benchmark: Benchmark) -> None:
+    """Measure losses of one kind of stage: kills in mid text and in mid speech, and processes that live and do nothing."""
+    kills, stops = benchmark.size((KILLS, STOPS), (1, 1))
+    (logs := benchmark.folder / kind).mkdir()
+    with fleet(logs, pipeline="smol", family="smol", can_hang=True) as house:
+        async with omni_stub(house.address("router")) as stub:
+            await found(house, stub)
+            for number in range(4):  # warm-up
+                await hear(stub, number)
+            noticed_ms = list[float]()
+            for port in MOMENTS:
+                with benchmark.part(f"{kind} killed in {port}"):
+                    losses = [await lose(house, stub, kind, signal.SIGKILL, port, number=n) for n in range(kills)]
+                    benchmark.add(*_kill_figures(f"smol_{kind}_killed_in_mid_{'text' if port == 'text' else 'speech'}", losses))
+                    noticed_ms += [1e3 * loss.noticed_s for loss in losses]
+            with benchmark.part(f"{kind} noticed"):
+                note = f"{len(noticed_ms)} kills; to the caller's log line; longest {max(noticed_ms):.0f}"
+                benchmark.add(Figure(f"smol_{kind}_killed_to_noticed_p50", median(noticed_ms), "ms", "<= 50", note))
+            for way, (stop, wake) in WAYS.items():
+                with benchmark.part(f"{kind} {way}"):
+                    ports = list(islice(cycle(MOMENTS), stops))
+                    losses = [await lose(house, stub, kind, stop, port, wake, number=n) for n, port in enumerate(ports)]
+                    benchmark.add(*_freeze_figures(f"smol_{kind}_{way}", losses))
 
 
-def main() -> int:
-    parser = arguments(__doc__)
-    parser.add_argument("--model", choices=MODELS, action="append")
-    parser.add_argument("--kind", choices=CHAIN, action="append")
-    parser.add_argument("--kills", type=int, default=KILLS, help="of every kind and moment")
-    parser.add_argument("--stops", type=int, default=STOPS, help="of every kind")
-    parser.add_argument(
-        "--tokens", type=int, nargs="*", default=LENGTHS, help="lengths of the toy answers that are killed late; none: left out"
+def _kill_figures(name: str, losses: Sequence[MeasuredLoss]) -> Iterator[Figure]:
+    """Yield the figures of kills of one kind at one moment: the wait for the next chunk, and the silence."""
+    resumed_ms, gaps_ms = (
+        [1e3 * seconds for seconds in times] for times in zip(*((one.resumed_s, one.gap_s) for one in losses), strict=True)
     )
-    parser.add_argument("--late-kills", type=int, default=LATE_KILLS, help="of every kind and length")
-    options = parser.parse_args()
-    load = os.getloadavg()[0]
-    report = Report("resilience")
-    report.add(Figure("load_before", load, "", "", f"processes that wanted one of {os.cpu_count()} cores, in the minute before"))
-    kinds = options.kind or CHAIN
-    for name in options.model or MODELS:
-        with report.part(name):
-            asyncio.run(measure(report, MODELS[name], kinds, options.kills, options.stops))
-    if options.tokens:
-        with report.part("long answers"):
-            asyncio.run(measure_lengths(report, kinds, options.tokens, options.late_kills))
-    return report.finish(judge=not options.report)
+    note = f"{len(losses)} kills; longest {max(resumed_ms):.0f}"
+    gap_note = f"largest of {len(gaps_ms)}, {sum(gap > 0 for gap in gaps_ms)} above 0; a player that starts with 0.5 s of sound"
+    yield Figure(f"{name}_first_resumed_chunk_p50", median(resumed_ms), "ms", "<= 300", note)
+    yield Figure(f"{name}_audible_gap", max(gaps_ms), "ms", "<= 0", gap_note)
+
+
+def _freeze_figures(name: str, losses: Sequence[MeasuredLoss]) -> Iterator[Figure]:
+    """Yield the figures of processes of one kind that lived and did nothing."""
+    noticed_s = [loss.noticed_s for loss in losses]
+    note = f"{len(losses)} times; median {median(noticed_s):.2f}"
+    covered = 100 * sum(loss.is_covered for loss in losses) / len(losses)
+    yield Figure(f"{name}_to_left_max", max(noticed_s), "s", "<= 1.5", note)
+    yield Figure(f"{name}_covered", covered, "%", "", "of them, by the sound that was held")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("resilience", arguments(__doc__).parse_args(), {kind: partial(measure, kind) for kind in CHAIN}))

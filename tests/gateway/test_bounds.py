@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from benchmarks.figures import peak_bytes
 from helpers import servers
 from helpers.gateway import gateway, local_gateway
+from helpers.memory import peak_bytes
 from helpers.raw_http import CHAT, QUESTION, answer, connected, head, heard, post
 from omnistage.gateway.answering import as_event
 from omnistage.gateway.port import READ_BYTES

@@ -20,9 +20,9 @@ import httpx2
 import openai
 import pytest
 
-from benchmarks.figures import peak_bytes
 from helpers import lengths, servers
 from helpers.gateway import gateway, local_gateway, router_of
+from helpers.memory import peak_bytes
 from helpers.metrics import fetched
 from helpers.openai_document import document, events_of, is_here
 from helpers.ports import take_address

@@ -17,9 +17,9 @@ import httpx2
 import numpy as np
 import pytest
 
-from benchmarks.figures import peak_bytes
 from helpers import lengths, servers
 from helpers.gateway import gateway
+from helpers.memory import peak_bytes
 from helpers.metrics import fetched, value
 from helpers.servers import NotReady, ServerProcess
 from helpers.videos import SLOW_CHAIN, ask, by, film_job, frames, get, over, until_it_is

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from starlette.responses import Response
 
-from benchmarks.figures import peak_bytes
 from helpers import lengths, servers
 from helpers.gateway import gateway, local_gateway
+from helpers.memory import peak_bytes
 from helpers.raw_http import CHAT, QUESTION, answer, connected, head, heard, post
 from helpers.servers import all_free, watch_until
 from helpers.waiting import until

@@ -39,21 +39,27 @@ def _whole_kib(addresses: str) -> int:
     return max(0, end // HUGE_KIB - -(-begin // HUGE_KIB)) * HUGE_KIB
 
 
+def peak_bytes(pid: int) -> int:
+    """Peak resident memory of a process in bytes (proc(5), VmHWM)."""
+    return _resident(pid, "VmHWM")
+
+
 class Peak:
     """The most memory that a process held since the last look, in bytes."""
 
     def __init__(self, pid: int) -> None:
-        self._folder = Path("/proc") / str(pid)
-        self.before = self._resident("VmRSS")
-        (self._folder / "clear_refs").write_text("5")
+        self._pid, self.before = pid, _resident(pid, "VmRSS")
+        Path(f"/proc/{pid}/clear_refs").write_text("5")
 
     @property
     def growth(self) -> int:
-        return self._resident("VmHWM") - self.before
+        return peak_bytes(self._pid) - self.before
 
-    def _resident(self, name: str) -> int:
-        lines = dict(line.split(":", 1) for line in (self._folder / "status").read_text().splitlines())
-        return int(lines[name].split()[0]) << 10
+
+def _resident(pid: int, name: str) -> int:
+    """Resident memory of a process in bytes, by the name of its line in proc(5)."""
+    lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return int(lines[name].split()[0]) << 10
 
 
 MOUNT = Path("/dev/shm")

@@ -95,6 +95,7 @@ class Canvas:
 
     @property
     def is_drawn(self) -> bool:
+        """Whether all steps are done."""
         return self.sampler.is_done
 
     @property
