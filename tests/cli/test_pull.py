@@ -195,32 +195,6 @@ def test_a_folder_of_that_name_wins_and_is_told(hub: HubServer) -> None:
     assert omnistage("pull", "org/words@main").returncode == 0
 
 
-@lengths.long_form(
-    "models/test_hub.py::test_who_comes_later_waits_and_goes_on_with_what_a_killed_one_had",
-    "cli/test_pull.py::test_a_second_fetch_of_a_default_model_says_at_once_that_it_waits",
-)
-async def test_a_second_fetch_says_at_once_that_it_waits(hub: HubServer, tmp_path: Path) -> None:
-    hub.add("org/smol", {**SMOL, "model.safetensors": File(LARGE)})
-    hub.stall["model.safetensors"] = PART + BLOCK
-    command = [*COMMAND, "pull", "org/smol"]
-
-    def partial() -> int:
-        return sum(path.stat().st_size for path in (tmp_path / "home").glob("hub/models--*/blobs/*.incomplete"))
-
-    with StartedProcess(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
-        await until(lambda: partial() == PART)
-        with StartedProcess(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as second:
-            assert second.stderr is not None
-            lines = [second.stderr.readline() for _ in range(3)]
-            assert lines[1].startswith("2 MiB to fetch of 12 MiB; ")
-            assert lines[2] == "another process fetches; waiting, 10 MiB are there\n"
-            first.kill()
-            out, err = second.communicate(timeout=60)
-    assert second.returncode == 0 and (Path(out.strip()) / "model.safetensors").read_bytes() == LARGE
-    assert err.startswith("serve it: "), "what was to be fetched is told already"
-    assert ranges(hub) == ["", f"bytes={PART}-"]
-
-
 async def test_a_fetch_ends_with_the_program_that_wanted_it(hub: HubServer, family: ProcessFamily) -> None:
     hub.add("org/smol", {**SMOL, "model.safetensors": File(LARGE)})
     hub.stall["model.safetensors"] = PART + BLOCK

@@ -7,12 +7,10 @@ import hashlib
 import os
 import socket
 import threading
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.server import ThreadingHTTPServer
-from io import BytesIO
 from urllib.parse import urlsplit
 
 import pytest
@@ -28,24 +26,16 @@ class CutAnswer:
     stays: bool = False
 
 
-@dataclass(frozen=True)
-class IndexRequest:
-    """One request. range: as it was asked for, empty: none."""
-
-    method: str
-    path: str
-    range: str
-
-
 class PackageIndex:
-    """An index of packages. It has files by name, records the requests, and behaves as its fields say.
+    """An index of packages. It has files by name, and behaves as its fields say.
 
-    login: the name:password that a client needs for anything; empty: none, and its links lead to the storage by a redirection. stops: the
-    places where answers with a whole file, or with the rest of one, stop, each once, in order."""
+    asked: the path and the range of each request; no range: all of it. login: the name:password that a client needs for anything; empty:
+    none, and its links lead to the storage. stops: the places where answers with a whole file, or with the rest of one, stop, each once, in
+    order."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
-        self.asked: list[IndexRequest] = []
+        self.asked: list[tuple[str, str]] = []
         self.login = ""
         self.stops: dict[str, list[CutAnswer]] = {}
         self.over = threading.Event()
@@ -54,7 +44,7 @@ class PackageIndex:
 
     def ranges(self, name: str) -> list[str]:
         """The ranges of a wheel that were asked for; empty: the whole wheel."""
-        return [asked.range for asked in self.asked if asked.method == "GET" and asked.path == f"/files/{name}"]
+        return [part for path, part in self.asked if path == f"/files/{name}"]
 
     def environment(self) -> dict[str, str]:
         login = f"{self.login}@" if self.login else ""
@@ -86,29 +76,25 @@ class _Handler(Handler):
 
     def answer(self) -> None:
         index, path = self.index, urlsplit(self.path).path
-        index.asked.append(IndexRequest(self.command, path, self.headers.get("Range", "")))
+        index.asked.append((path, self.headers.get("Range", "")))
         if index.login and self.headers.get("Authorization", "") != f"Basic {base64.b64encode(index.login.encode()).decode()}":
             return self.send(401, b"", {"WWW-Authenticate": "Basic"})
         folder, _, name = path.strip("/").rpartition("/")
-        wheel = index.files.get(name.removesuffix(".metadata"))
         if folder == "simple":
             return self.send(200, self._links(name).encode(), {"Content-Type": "text/html"})
-        if folder not in ("moved", "files") or wheel is None:
+        wheel = index.files.get(name)
+        if folder != "files" or wheel is None:
             return self.send(404, b"", {})
-        if folder == "moved":
-            return self.send(302, b"", {"Location": f"http://{index.storage}/files/{name}"})
-        if name.endswith(".metadata"):
-            return self.send(200, _metadata(wheel), {})
         return self._file(name, wheel)
 
     def _links(self, package: str) -> str:
-        index, links = self.index, list[str]()
-        for name, content in index.files.items():
-            if name.partition("-")[0].replace("_", "-") == package:
-                said = hashlib.sha256(content).hexdigest()
-                beside = f' data-core-metadata="sha256={hashlib.sha256(_metadata(content)).hexdigest()}"'
-                links.append(f'<a href="../../{"files" if index.login else "moved"}/{name}#sha256={said}"{beside}>{name}</a>')
-        return "\n".join(links)
+        index = self.index
+        place = "../../files" if index.login else f"http://{index.storage}/files"
+        return "\n".join(
+            f'<a href="{place}/{name}#sha256={hashlib.sha256(content).hexdigest()}">{name}</a>'
+            for name, content in index.files.items()
+            if name.partition("-")[0].replace("_", "-") == package
+        )
 
     def _file(self, name: str, content: bytes) -> None:
         stops, range_text = self.index.stops.get(name, []), self.headers.get("Range", "")
@@ -122,8 +108,3 @@ class _Handler(Handler):
             self.close_connection = True
             with suppress(OSError):  # the client has left
                 self.connection.shutdown(socket.SHUT_RDWR)
-
-
-def _metadata(wheel: bytes) -> bytes:
-    with zipfile.ZipFile(BytesIO(wheel)) as opened:
-        return opened.read(next(name for name in opened.namelist() if name.endswith(".dist-info/METADATA")))

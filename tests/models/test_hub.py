@@ -39,35 +39,23 @@ UNWANTED = {
     "model.onnx": File(b"graph"),
     "modeling_words.py": File(b"raise SystemExit"),
 }
-SHARDS = {"weight_map": {"a": "diffusion_pytorch_model-1.safetensors", "b": "diffusion_pytorch_model-2.safetensors"}}
-PARTS = {
-    "transformer": ["diffusers", "T"],
-    "text_encoder": ["transformers", "E"],
-    "tokenizer": ["transformers", "Q"],
-    "safety": [None, None],
-}
 DRAWING = {
-    "model_index.json": File(json.dumps({"_class_name": "DrawingPipeline", "_diffusers_version": "0.1", **PARTS}).encode()),
-    "scheduler/scheduler_config.json": File(b'{"shift": 1.0}'),
-    "text_encoder/config.json": File(b'{"hidden_size": 8}'),
-    "text_encoder/model.safetensors": File(b"encoder"),
-    "tokenizer/vocab.json": File(b"{}"),
-    "tokenizer/merges.txt": File(b"a b"),
-    "tokenizer/spiece.model": File(b"pieces"),
-    "tokenizer/chat_template.jinja": File(b"{{ messages }}"),
-    "transformer/config.json": File(b'{"num_layers": 2}'),
-    "transformer/diffusion_pytorch_model.safetensors.index.json": File(json.dumps(SHARDS).encode()),
-    "transformer/diffusion_pytorch_model-1.safetensors": File(b"first shard"),
-    "transformer/diffusion_pytorch_model-2.safetensors": File(b"second shard"),
+    path: File(path.encode())
+    for path in (
+        *("model_index.json", "scheduler/scheduler_config.json", "text_encoder/config.json", "text_encoder/model.safetensors"),
+        *("tokenizer/vocab.json", "tokenizer/merges.txt", "tokenizer/spiece.model", "tokenizer/chat_template.jinja"),
+        *("transformer/config.json", "transformer/diffusion_pytorch_model.safetensors.index.json"),
+        *("transformer/diffusion_pytorch_model-1.safetensors", "transformer/diffusion_pytorch_model-2.safetensors"),
+    )
 }
 """A checkpoint in the layout of diffusers: nothing but the list of its parts is at its top."""
 
 UNWANTED_PARTS = {
-    "README.md": File(b"# Draws"),
-    "transformer/diffusion_pytorch_model.bin": File(b"a pickle"),
-    "transformer/diffusion_pytorch_model.fp16.onnx": File(b"graph"),
-    "text_encoder/modeling_encoder.py": File(b"raise SystemExit"),
-    "examples/cat.png": File(b"a picture"),
+    path: File(path.encode())
+    for path in (
+        *("README.md", "transformer/diffusion_pytorch_model.bin", "transformer/diffusion_pytorch_model.fp16.onnx"),
+        *("text_encoder/modeling_encoder.py", "examples/cat.png"),
+    )
 }
 PART = 10 * BLOCK
 """The bytes that huggingface_hub writes at once: nothing else is left of a file that was cut."""
