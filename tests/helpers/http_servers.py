@@ -27,11 +27,10 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self) -> None:
         raise NotImplementedError
 
-    def send(self, status: int, body: bytes, headers: Mapping[str, str], most: int | None = None, *, has_size: bool = True) -> None:
-        """most: bytes of the body that are really sent. has_size: else the end of the connection is that of the body."""
+    def send(self, status: int, body: bytes, headers: Mapping[str, str], most: int | None = None) -> None:
+        """most: bytes of the body that are really sent."""
         self.send_response(status)
-        size = {"Content-Length": str(len(body))} if has_size else {"Connection": "close"}
-        for name, value in {**headers, **size}.items():
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command == "GET":

@@ -369,24 +369,6 @@ def test_the_template_writes_the_published_form(reference: OmniReference, messag
     assert apply(conversation, tokenize=False, add_generation_prompt=True) == written + "<|im_start|>assistant\n"
 
 
-@pytest.mark.parametrize(
-    ("architecture", "order", "named"),
-    [
-        ("qwen9", CheckpointOrder(), "'qwen9'.*qwen2.5-omni"),
-        ("qwen2.5-omni", CheckpointOrder(size="huge"), "size 'huge'.*tiny, small, 100m"),
-        ("qwen2.5-omni", CheckpointOrder(tokenizer="x"), "tokenizer 'x'.*built, qwen"),
-        ("qwen2.5-omni", CheckpointOrder(dtype="float16"), "dtype 'float16'.*float32, bfloat16"),
-        ("qwen2.5-omni", CheckpointOrder(seed=-1), "seed -1"),
-    ],
-)
-def test_what_cannot_be_made_is_said_before_anything_is_written(
-    architecture: str, order: CheckpointOrder, named: str, tmp_path: Path
-) -> None:
-    with pytest.raises(MakeError, match=named):
-        make_tiny(architecture, tmp_path / "made", order)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_what_is_there_is_never_written_over(tmp_path: Path) -> None:
     file, folder = tmp_path / "file", tmp_path / "folder"
     file.write_text("x")

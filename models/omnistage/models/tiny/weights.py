@@ -48,19 +48,15 @@ class WeightDistribution:
 
     def draw(self, name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
         """Random numbers for a weight, float32."""
-        mean, deviation = self.moments(name, shape)
-        return noise(name, shape, seed, deviation, mean)
-
-    def moments(self, name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-        """Mean and deviation of the numbers of a weight."""
         if constant := _search(self.constants, name):
-            return constant
-        gain = _search(self.gains, name) or 1.0
-        if len(shape) == 1:  # a norm
-            return gain, 0.1
-        steps = _search(self.steps, name)
-        inputs = shape[0] * steps if steps else math.prod(shape[1:])  # A transposed convolution has its inputs on the first axis.
-        return 0.0, gain / math.sqrt(inputs)
+            mean, deviation = constant
+        elif len(shape) == 1:  # a norm
+            mean, deviation = _search(self.gains, name) or 1.0, 0.1
+        else:
+            steps = _search(self.steps, name)
+            inputs = shape[0] * steps if steps else math.prod(shape[1:])  # A transposed convolution has its inputs on the first axis.
+            mean, deviation = 0.0, (_search(self.gains, name) or 1.0) / math.sqrt(inputs)
+        return noise(name, shape, seed, deviation, mean)
 
 
 def _search(table: Mapping[str, Value], name: str) -> Value | None:

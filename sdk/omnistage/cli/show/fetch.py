@@ -18,7 +18,7 @@ from omnistage.models.reports import FetchError, LoadError
 from omnistage.router.pipeline import load_pipeline
 
 if TYPE_CHECKING:
-    from omnistage.models.fetch.hub import FetchPlan, FoundCheckpoint, HubName
+    from omnistage.models.fetch.hub import FetchPlan, HubName
 
 
 Check = Callable[[Path], object]
@@ -52,7 +52,7 @@ def fetch(family: str) -> Path:
         try:
             return fetch_default(family, show)
         except FetchError as error:
-            raise StackError(str(error), hint="`omnistage fetch-default` tries again; what is already there is kept.") from error
+            raise StackError(str(error), hint="`omnistage fetch-default` tries again; packages that came whole are kept.") from error
 
 
 def pull(text: str) -> Path:
@@ -66,9 +66,9 @@ def pull(text: str) -> Path:
         notices.tell(
             f"[dim]{escape(text)} is a folder here too, which `omnistage serve {escape(text)}` takes; {escape(str(name))} is not[/]"
         )
-    snapshot = _fetch(name, lambda folder: recognise(folder, called=text), notices)
-    notices.tell(f"[dim]serve it: omnistage serve {escape(name.repository)}@{snapshot.commit}[/]")
-    return snapshot.folder
+    folder = _fetch(name, lambda folder: recognise(folder, called=text), notices)
+    notices.tell(f"[dim]serve it: omnistage serve {escape(name.repository)}@{folder.name}[/]")
+    return folder
 
 
 def checkpoint(text: str, option: str, check: Check) -> Path:
@@ -83,7 +83,7 @@ def checkpoint(text: str, option: str, check: Check) -> Path:
     if name is None:
         raise BadRequestError.of(option, f"{text} is not a folder")
     try:
-        return _fetch(name, check, notices).folder
+        return _fetch(name, check, notices)
     except StackError as error:
         if folder.parent.is_dir():  # The folder above it exists, so the user may have meant a path.
             error.hint = f"There is no folder {text} here. {error.hint}"
@@ -101,7 +101,7 @@ def hub_name(text: str) -> HubName | None:
     return hub_name(text)
 
 
-def _fetch(name: HubName, check: Check, notices: Notices) -> FoundCheckpoint:
+def _fetch(name: HubName, check: Check, notices: Notices) -> Path:
     """Fetch the missing parts of a checkpoint by its name. check: as in `Check`. Raises StackError, and the errors of `check`."""
     from omnistage.models.fetch.hub import fetch as fetch_named
 
@@ -116,11 +116,13 @@ def _fetch(name: HubName, check: Check, notices: Notices) -> FoundCheckpoint:
 
 def _hint(name: HubName, error: FetchError) -> str:
     """A hint for the error of a fetch; empty if the message is enough."""
-    from omnistage.models.fetch.hub import AccessRefused, HubUnreachable, NoWeights, UnknownName, endpoint
+    from huggingface_hub.constants import ENDPOINT
+
+    from omnistage.models.fetch.hub import AccessRefused, HubUnreachable, NoWeights, UnknownName
 
     match error:
         case UnknownName():
-            return f"Names are as {endpoint()} spells them, owner/name or owner/name@revision; HF_ENDPOINT names another hub. {_listing()}"
+            return f"Names are as {ENDPOINT} spells them, owner/name or owner/name@revision; HF_ENDPOINT names another hub. {_listing()}"
         case NoWeights():
             return "`omnistage pipelines` lists what can be served."
         case AccessRefused():

@@ -23,7 +23,7 @@ from omnistage.models.reports import ShowProgress
 from omnistage.models.text.answer import CLOSES, OPENS
 from omnistage.models.tiny.makers import CheckpointOrder, MakeError, write_json
 from omnistage.models.tiny.omni import COLOURS, Values
-from omnistage.models.tiny.tokenizer import ORDINARY, SYSTEM, TRAINING, VISION_SPECIAL, TokenizerDesign, template_of, train, write_files
+from omnistage.models.tiny.tokenizer import ORDINARY, SYSTEM, VISION_SPECIAL, TokenizerDesign, template_of, text_of, train, write_files
 from omnistage.models.tiny.weights import WeightDistribution
 
 Part = Callable[..., Any]
@@ -79,22 +79,17 @@ def make(name: str, directory: Path, order: CheckpointOrder, progress: ShowProgr
                 model = build()
             fill(model, part, order.seed, dtype)
             model.save_pretrained(directory / part)
-            components[part] = [_library(model), type(model).__name__]
+            library, kind, *modules = type(model).__module__.split(".")
+            components[part] = [modules[0] if kind == "pipelines" else library, type(model).__name__]
             progress("writing the weights", (index + 1) / len(parts))
     names = {"_class_name": design.kind, "_diffusers_version": diffusers.__version__}
     write_json(directory / "model_index.json", {**names, **dict(sorted(components.items()))})
 
 
-def _library(model: Any) -> str:
-    """The name under which model_index.json has the library of a part."""
-    library, kind, *modules = type(model).__module__.split(".")
-    return modules[0] if kind == "pipelines" else library
-
-
 def fill(model: Any, part: str, seed: int, dtype: torch.dtype) -> None:
     """Give all weights of a part their random values, in `dtype`. part: its name, which the numbers depend on."""
-    shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    weights = {name: DISTRIBUTION.draw(f"{part} {name}", shape, seed).to(dtype) for name, shape in shapes.items()}
+    shapes = ((name, tuple(value.shape)) for name, value in model.state_dict().items())
+    weights = {name: DISTRIBUTION.draw(f"{part} {name}", shape, seed).to(dtype) for name, shape in shapes}
     model.load_state_dict(weights, assign=True)
     if "shared.weight" in weights:
         model.tie_weights()  # The embedding of a T5 has two names, which are filled one after the other.
@@ -117,7 +112,7 @@ LONGCAT_TRANSFORMERS: Mapping[str, Values] = {
     "tiny": {"num_layers": 1, "num_single_layers": 2, "attention_head_dim": 16, "num_attention_heads": 2, "axes_dims_rope": [4, 6, 6]},
     "small": {"num_layers": 2, "num_single_layers": 10, "attention_head_dim": 32, "num_attention_heads": 6, "axes_dims_rope": [8, 12, 12]},
 }
-QWEN_VAE: Values = {"base_dim": 8, "z_dim": 16, "dim_mult": [1, 2, 2, 2], "num_res_blocks": 1, "temperal_downsample": [False, True, True]}
+QWEN_VAE: Values = {"base_dim": 8, "dim_mult": [1, 2, 2, 2], "num_res_blocks": 1}
 _BLOCKS = {"block_out_channels": [8, 8, 16, 16], "down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
 _SCALE = {"sample_size": 1024, "scaling_factor": 0.3611, "shift_factor": 0.1159, "use_post_quant_conv": False, "use_quant_conv": False}
 KL_VAE: Values = {**_BLOCKS, **_SCALE, "latent_channels": 16, "norm_num_groups": 1}
@@ -126,7 +121,7 @@ KL_VAE: Values = {**_BLOCKS, **_SCALE, "latent_channels": 16, "norm_num_groups":
 
 def _qwen(kind: str, size: str, vae: Values | None = None, **special: bool) -> Design:
     """A pipeline of Qwen-Image. vae, special: arguments of VAE and transformer in addition to the usual ones."""
-    transformer = {**QWEN_TRANSFORMERS[size], "in_channels": 64, "out_channels": 16, "joint_attention_dim": HIDDEN, **special}
+    transformer = {**QWEN_TRANSFORMERS[size], "joint_attention_dim": HIDDEN, **special}
     schedule = {"max_image_seq_len": 8192, "max_shift": 0.9, "shift_terminal": 0.02, "use_dynamic_shifting": True}
     return Design(
         kind,
@@ -140,20 +135,19 @@ def _qwen(kind: str, size: str, vae: Values | None = None, **special: bool) -> D
 def _z_image(size: str) -> Design:
     return Design(
         "ZImagePipeline",
-        partial(diffusers.ZImageTransformer2DModel, **Z_TRANSFORMERS[size], in_channels=16, cap_feat_dim=HIDDEN),
+        partial(diffusers.ZImageTransformer2DModel, **Z_TRANSFORMERS[size], cap_feat_dim=HIDDEN),
         partial(diffusers.AutoencoderKL, **KL_VAE),
         partial(diffusers.FlowMatchEulerDiscreteScheduler, shift=3.0),
     )
 
 
 def _longcat(kind: str, size: str) -> Design:
-    transformer = {**LONGCAT_TRANSFORMERS[size], "in_channels": 64, "joint_attention_dim": HIDDEN, "pooled_projection_dim": HIDDEN}
-    schedule = {"max_image_seq_len": 4096, "max_shift": 1.15, "shift": 3.0, "use_dynamic_shifting": True}
+    transformer = {**LONGCAT_TRANSFORMERS[size], "joint_attention_dim": HIDDEN, "pooled_projection_dim": HIDDEN}
     return Design(
         kind,
         partial(diffusers.LongCatImageTransformer2DModel, **transformer),
         partial(diffusers.AutoencoderKL, **KL_VAE),
-        partial(diffusers.FlowMatchEulerDiscreteScheduler, **schedule),
+        partial(diffusers.FlowMatchEulerDiscreteScheduler, shift=3.0, use_dynamic_shifting=True),
         processor="text_processor",
     )
 
@@ -235,13 +229,12 @@ def _stable_audio(size: str) -> Design:
         "time_proj_dim": 64,
     }
     projection = {"text_encoder_dim": T5[size]["d_model"], "conditioning_dim": width, "min_value": 0, "max_value": 512}
-    schedule = {"sigma_min": 0.3, "sigma_max": 500, "sigma_data": 1.0, "sigma_schedule": "exponential", "prediction_type": "v_prediction"}
     return Design(
         "StableAudioPipeline",
         partial(diffusers.StableAudioDiTModel, **transformer),
         partial(diffusers.AutoencoderOobleck, **OOBLECK[size]),
-        partial(diffusers.CosineDPMSolverMultistepScheduler, **schedule),
-        partial(_encoder, T5EncoderModel, **T5[size], feed_forward_proj="relu"),  # a ReLU as in the first version of T5
+        partial(diffusers.CosineDPMSolverMultistepScheduler),
+        partial(_encoder, T5EncoderModel, **T5[size]),
         {"projection_model": partial(StableAudioProjectionModel, **projection)},
     )
 
@@ -269,39 +262,23 @@ QWEN3: Values = {**_ENCODER, "num_hidden_layers": 3, "head_dim": 16, "max_positi
 """The pipeline takes the output of the last layer but one."""
 _MROPE = {**_ROPE, "mrope_section": [2, 3, 3]}
 QWEN_VL_TEXT: Values = {**_ENCODER, "num_hidden_layers": 2, "max_position_embeddings": 128000, "rope_parameters": _MROPE}
-_PATCHES = {"patch_size": 14, "temporal_patch_size": 2}
-_WINDOWS = {"spatial_merge_size": 2, "window_size": 112, "fullatt_block_indexes": [1]}
-_LAYERS = {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": HIDDEN}
-QWEN_VL_VISION: Values = {**_LAYERS, **_PATCHES, **_WINDOWS}
+_VISION = {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "fullatt_block_indexes": [1]}
+QWEN_VL_VISION: Values = {**_VISION, "out_hidden_size": HIDDEN}
 
 PROCESSOR = "Qwen2VLProcessor"
 _PIXELS = {"max_pixels": 12845056, "min_pixels": 3136, "merge_size": 2, "resample": 3, "rescale_factor": 1 / 255}
 _STEPS = dict.fromkeys(("do_convert_rgb", "do_normalize", "do_rescale", "do_resize"), True)
-PREPROCESSOR: Values = {**_STEPS, **COLOURS, **_PIXELS, **_PATCHES, "processor_class": PROCESSOR}
+PREPROCESSOR: Values = {**_STEPS, **COLOURS, **_PIXELS, "patch_size": 14, "temporal_patch_size": 2, "processor_class": PROCESSOR}
 
 
 # The tokenizers ----------------------------------------------------------------------------------------------------------------------
 
 
 VOCABULARY = 800
+TEXTS = text_of("prompts.txt") + text_of("training.txt")
 REPEATS = 20
 """How often the training reads the instructions: so often that each of their words becomes one token before other merges, as in Qwen's own
 vocabulary. The pipelines cut as many tokens off an encoded prompt as their instruction has there."""
-
-INSTRUCTIONS = """\
-system
-user
-assistant
-Describe the key features of an input image by detailing its shape, size, texture, quantity, color, objects and background:
-The text. Generate a new image that meets the user's requirements while maintaining consistency with the original input where appropriate.
-Describe (color, spatial relationships of text, background), then explain how the instruction should alter or modify it.
-"""
-
-PROMPTS = """\
-A red circle on a blue background. A small green triangle above a large yellow square. A photo of a cat that sleeps on a wooden chair.
-Make the sky darker. Remove the house from the picture. Put the letters "OPEN" on the door. A watercolour of a lighthouse at night.
-Picture 1: a white dog. Picture 2: an orange fish in a glass bowl. Low quality, blurred, distorted.
-"""
 
 _ANSWER = "{{- '<|im_start|>assistant\\n' -}}"
 _THOUGHT = f"{{%- if enable_thinking is defined and not enable_thinking -%}}{{{{- '{OPENS}\\n\\n{CLOSES}\\n\\n' -}}}}{{%- endif -%}}"
@@ -313,7 +290,7 @@ VISION_TEMPLATE = SYSTEM + TEMPLATE
 def _write_qwen(directory: Path, design: Design) -> tuple[Part, str]:
     """Write the tokenizer, and the settings of the processor that has one too. Returns (the text encoder, the class of the tokenizer)."""
     sees = design.kind != "ZImagePipeline"
-    vocabulary = train(INSTRUCTIONS * REPEATS + PROMPTS + TRAINING, VOCABULARY)
+    vocabulary = train(text_of("instructions.txt") * REPEATS + TEXTS, VOCABULARY)
     ids: Mapping[str, int] = {}
     processors = {"tokenizer": ""} | ({design.processor: PROCESSOR} if design.processor else {})
     for part, processor in processors.items():
@@ -328,9 +305,8 @@ def _write_qwen(directory: Path, design: Design) -> tuple[Part, str]:
     text = {"vocab_size": rows, "bos_token_id": padding, "eos_token_id": end, "pad_token_id": padding}
     if not sees:
         return partial(_encoder, transformers.Qwen3Model, **QWEN3, **text), "Qwen2Tokenizer"
-    media = {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"}
-    media |= {"vision_start_token_id": "<|vision_start|>", "vision_end_token_id": "<|vision_end|>"}
-    values: dict[str, Any] = {name: ids[token] for name, token in media.items()}
+    media = {"image": "image_pad", "video": "video_pad", "vision_start": "vision_start", "vision_end": "vision_end"}
+    values: dict[str, Any] = {f"{name}_token_id": ids[f"<|{token}|>"] for name, token in media.items()}
     values |= {"text_config": {**QWEN_VL_TEXT, **text}, "vision_config": dict(QWEN_VL_VISION)}
     return partial(_encoder, transformers.Qwen2_5_VLForConditionalGeneration, **values), "Qwen2Tokenizer"
 
@@ -346,13 +322,12 @@ than its letters."""
 def _write_t5(directory: Path, encoder: Part, name: str) -> tuple[Part, str]:
     """Write the files of T5's tokenizer, with tokens for the words that it knows and for single letters. Returns (the text encoder, the
     class of the tokenizer)."""
-    words = {SPACE + word.strip(string.punctuation).lower() for word in f"{TRAINING} {PROMPTS}".split()}
-    letters = sorted({SPACE, *string.printable.strip(), *TRAINING, *PROMPTS} - {" ", "\n"})
+    words = {SPACE + word.strip(string.punctuation).lower() for word in TEXTS.split()}
+    letters = sorted({SPACE, *string.printable.strip(), *TEXTS} - {" ", "\n"})
     pieces = {"<pad>": 0.0, "</s>": 0.0, "<unk>": 0.0}
     pieces |= {word: -WORD_COST for word in sorted(words) if word != SPACE}
     pieces |= dict.fromkeys(letters, -LETTER_COST)
     pieces |= {f"<extra_id_{number}>": 0.0 for number in range(SENTINELS - 1, -1, -1)}
-    max_tokens = 128 if name == "stable-audio" else 512
-    tokenizer = T5Tokenizer(vocab=list(pieces.items()), extra_ids=SENTINELS, model_max_length=max_tokens)
+    tokenizer = T5Tokenizer(vocab=list(pieces.items()), extra_ids=SENTINELS, model_max_length=128 if name == "stable-audio" else 512)
     tokenizer.save_pretrained(directory / "tokenizer")
     return partial(encoder, vocab_size=-(-len(tokenizer) // 64) * 64), "T5TokenizerFast"
