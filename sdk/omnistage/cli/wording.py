@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from typer.models import ArgumentInfo, OptionInfo
-
-from omnistage.cli.make.ask import ask, say
-from omnistage.cli.make.draw import draw, film, sound
 from omnistage.client.errors import BadRequestError, OmniError
 from omnistage.client.wording import Wording
 
-
-def _typed_names() -> Iterator[tuple[str, str]]:
-    """Yields (the name of a parameter, the words that a user of a shell types for it) for the commands that make something."""
-    for command in (ask, say, sound, film, draw):
-        for name, annotation in command.__annotations__.items():
-            match getattr(command.__globals__.get(annotation), "__metadata__", None):
-                case (OptionInfo(default=option, param_decls=others),):
-                    options = (word for word in (option, *(others or ())) if isinstance(word, str) and word.startswith("--"))
-                    yield name, next(options, f"--{name.replace('_', '-')}").partition("/")[0]
-                case (ArgumentInfo(metavar=str(word)),):
-                    yield name, word
-
+_PLAIN_NAMES = """pipeline seed background max_tokens stop json_schema regex choice temperature top_p voice speed max_frames profile
+    encoding width height steps previews preview_side step_cache sigmas strength layers frames seconds flow_shift address api_key"""
+"""Options of the client that are typed by the same name, with hyphens."""
 
 TYPED_NAMES = {
-    **dict(_typed_names()),
+    **{name: f"--{name.replace('_', '-')}" for name in _PLAIN_NAMES.split()},
     **dict.fromkeys(("messages", "conversation", "request"), "the question"),
-    "verbatim": "TEXT",
-    "image": "--image",
-    "thinker.constraint": "--json-schema, --regex or --choice",
-    "media_type": "--out",
+    **dict.fromkeys(("image", "images"), "--image"),
+    "audios": "--audio",
+    "videos": "--video",
     "use_audio": "--video-sound",
+    "timeout_s": "--timeout",
+    "thinker.constraint": "--json-schema, --regex or --choice",
+    "sample_rate_hz": "--sample-rate",
+    "prompt": "PROMPT",
+    "text": "TEXT",
+    "verbatim": "TEXT",
+    "negative_prompt": "--negative",
+    "guidance_scale": "--guidance",
+    "guidance_scale_2": "--guidance-2",
+    "results": "--count",
+    "mask_image": "--mask",
+    "control_image": "--control",
+    "options": "--option",
+    "frames_per_second": "--fps",
+    "begin_s": "--begin",
+    "media_type": "--out",
     "model_path": "--checkpoint",
 }
 """By the option or field of the Python client: the words that a user of a shell types."""

@@ -15,7 +15,7 @@ import numpy as np
 from omnistage.cli.make.drawing_screen import drawing_screen_for, frames_text, picture_size
 from omnistage.cli.make.figures import SEPARATOR, print_object, remarks, seed_text, sentence, tell
 from omnistage.cli.make.files import SOUND_KINDS, GrowingFile, OutputFile, film_size, new_name
-from omnistage.cli.make.orders import STDIN, Order, medium, words
+from omnistage.cli.make.orders import STDIN, TypedOrder, medium, words
 from omnistage.cli.make.screen import Screen
 from omnistage.cli.stack.layout import Layout
 from omnistage.cli.targets import Need
@@ -46,7 +46,7 @@ OTHER_PIPELINE = "Give another --pipeline: `omnistage pipelines`."
 
 
 @dataclass
-class PromptOrder(Order):
+class PromptOrder(TypedOrder):
     """An order of something that a prompt describes. prompt: its words; - (standard input) until `check` reads it. example: such a prompt.
     out: None: no file was typed. steps: how many were done."""
 

@@ -27,7 +27,7 @@ from omnistage.client.request import MAX_TEXT_CHARACTERS, Options, time_limit_s
 from omnistage.models.media.terms import MediaLimits
 
 
-class Order(ABC):
+class TypedOrder(ABC):
     """The typed arguments of one command, and its product so far. `carry_out` calls the methods in the order in which they stand here.
 
     out: the file of the product; -: standard output; None: no file was typed. options: for the call of the client. as_json: print one JSON
@@ -95,7 +95,7 @@ class Order(ABC):
 
 
 def carry_out(
-    order: Order, address: str | None, pipeline: str, api_key: str | None, verbose: bool, devices: Mapping[str, str] | None = None
+    order: TypedOrder, address: str | None, pipeline: str, api_key: str | None, verbose: bool, devices: Mapping[str, str] | None = None
 ) -> None:
     """Check an order, and make its product, until it is done or interrupted. The other arguments: as in `target_for`."""
     with errors_reported(verbose):
@@ -104,7 +104,7 @@ def carry_out(
         Interruptible().run(lambda work: _make(work, order, target, verbose))
 
 
-async def _make(work: Interruptible, order: Order, target: Where, verbose: bool) -> None:
+async def _make(work: Interruptible, order: TypedOrder, target: Where, verbose: bool) -> None:
     """Make the product of a checked order; a private stack ends after that. Text, the JSON object or a piped sound goes to stdout and
     everything else to stderr."""
     if isinstance(target.at, Layout) and order.need.kind not in target.at.kinds:

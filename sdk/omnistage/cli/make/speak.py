@@ -11,7 +11,7 @@ from pathlib import Path
 
 from omnistage.cli.make.figures import answer_facts, cut_note, figures, print_object, remarks, sentence, tell
 from omnistage.cli.make.files import SOUND_KINDS, OutputFile, write_chunks
-from omnistage.cli.make.orders import MAX_TEXT_BYTES, Order, words
+from omnistage.cli.make.orders import MAX_TEXT_BYTES, TypedOrder, words
 from omnistage.cli.make.screen import Keeping, Screen, Spoken, screen_for
 from omnistage.cli.options import Attached
 from omnistage.cli.stack.layout import Layout
@@ -44,7 +44,7 @@ OTHERS = " One of films is for `omnistage film`, one of sound for `omnistage sou
 
 
 @dataclass
-class Question(Order):
+class Question(TypedOrder):
     """A question, or a text to speak. text: its words; - (standard input) until `check` reads it. verbatim: speak the text instead of
     answering. timeline, captions: files to write. system: the instructions before the conversation. attached: media that come before the
     text. schema: a file with a JSON schema. parts: the same media, once `check` has read them. files: the opened files, by their options.
