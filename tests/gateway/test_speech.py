@@ -211,8 +211,7 @@ def test_sound_of_a_rate_that_a_form_cannot_have_gets_one_that_it_can(form: str,
     assert seconds(data, form) == pytest.approx(1, abs=0.1)
 
 
-@pytest.mark.parametrize(("form", "rate_hz"), [("mp3", 12345), ("vorbis", RATE_HZ)])
-def test_what_cannot_be_written_is_refused_by_its_field(form: str, rate_hz: int) -> None:
+def test_a_rate_that_a_form_cannot_have_is_refused_by_its_field() -> None:
     with pytest.raises(ApiError, match=r"^format: ") as refused:
-        new_encoder(form, rate_hz, "format")
+        new_encoder("mp3", 12345, "format")
     assert (refused.value.status, refused.value.param) == (400, "format")

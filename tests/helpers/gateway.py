@@ -33,7 +33,7 @@ async def local_gateway(router: str, token: Token | None = None, **settings: Any
     door = Door(given, GatewayMetrics(), token)
     listener = HttpListener(given, new_app(door), door)
     address = listener.bind()
-    await door.jobs.resume()
+    await door.open()
     await listener.open()
     try:
         await listener.say(serves=True)

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import hmac
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from functools import cached_property, partial
 from typing import Annotated, Any, cast
 
@@ -80,12 +81,11 @@ ThisDoor = Annotated["Door", Depends(door_of)]
 
 class Door:
     """The objects that all endpoints share. It must be made on the event loop that serves. serves: whether requests are answered; False
-    while the gateway ends. running: how many requests run. pictures: those that have URLs."""
+    while the gateway ends. running: how many requests run. jobs: of films, from `open` on. pictures: those that have URLs."""
 
     def __init__(self, settings: GatewaySettings, metrics: GatewayMetrics, token: Token | None = None) -> None:
-        """token: shown to the router; see `view_of`. Raises StartError."""
+        """token: shown to the router; see `view_of`."""
         self.settings, self.metrics = settings, metrics
-        self._store = Store(settings.video_folder)
         # No retries, because clients over HTTP retry by themselves, as OpenAI's do. But they give up before a pipeline has started.
         connection = Connection(Found(settings.router, is_named=True), start_patience_s=START_PATIENCE_S, warn=_warn)
         self.omni = AsyncOmni.over(connection, None, max_retries=0)
@@ -99,12 +99,19 @@ class Door:
         self._idle = asyncio.Event()
         self._idle.set()
         self._view = partial(view_of, self.omni, token)
-        self.jobs = Jobs(self._store, self._view, settings, metrics)
+        self._exits = AsyncExitStack()
+        self._exits.push_async_callback(self.omni.close)
+
+    async def open(self) -> None:
+        """Go on with the jobs of films that an earlier process left; call it before any request is answered. Raises StartError."""
+        self._store = await asyncio.to_thread(Store, self.settings.video_folder)
+        self.jobs = Jobs(self._store, self._view, self.settings, self.metrics)
+        self._exits.push_async_callback(self.jobs.close)
+        await self.jobs.resume()
 
     async def close(self) -> None:
         """End all jobs of films; the next gateway with this folder goes on with them."""
-        await self.jobs.close()
-        await self.omni.close()
+        await self._exits.aclose()
 
     def call(self, headers: Headers, account: HttpAccount) -> Call:
         """The call of a request. Its sender is named by the key in the headers, or without a key by the host in the account. Raises

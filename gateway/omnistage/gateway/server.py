@@ -44,7 +44,7 @@ class GatewayServer:
 
     async def start(self) -> None:
         """Go on with films that an earlier process left."""
-        await self._door.jobs.resume()
+        await self._door.open()
         self.lasting.start("omnistage-films", self._door.jobs.tidy())
 
     @property
