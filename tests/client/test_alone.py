@@ -181,9 +181,13 @@ async def answers(command: list[str], variables: dict[str, str], address: str, f
     return got
 
 
+OURS = (apart.ROOT / "sdk", apart.ROOT / "host")
+"""The folders with the code of a client."""
+
+
 async def answers_of_oldest(python: str, address: str, folder: Path) -> dict[str, Any]:
     packages = await asyncio.to_thread(apart.folder_of, "oldest", python)
-    return await answers([python, "-S"], apart.variables(apart.ROOT / "sdk", packages), address, folder)
+    return await answers([python, "-S"], apart.variables(*OURS, packages), address, folder)
 
 
 async def test_the_oldest_packages_do_what_the_newest_do(address: str, tmp_path: Path) -> None:
@@ -209,7 +213,7 @@ async def test_so_they_do_on_other_pythons(python: str, address: str, tmp_path: 
 async def test_so_they_do_with_the_major_version_in_between(protobuf: str, address: str, tmp_path: Path) -> None:
     between = tmp_path / "between"
     await asyncio.to_thread(pip, sys.executable, "--quiet", "--no-deps", f"--target={between}", f"protobuf=={protobuf}")
-    folders = (apart.ROOT / "sdk", between, apart.folder_of("oldest"))
+    folders = (*OURS, between, apart.folder_of("oldest"))
     got = await answers([sys.executable, "-S"], apart.variables(*folders), address, tmp_path)
     new = await answers([sys.executable], dict(os.environ), address, tmp_path)
     assert got.pop("versions") == ["1.68.0", protobuf] and new.pop("versions") and got == new
