@@ -326,6 +326,6 @@ def test_the_time_before_the_first_look_that_can_measure_a_thread_counts_for_no_
     activity.enter()
     activity.begin()
     judge = watchdog._Judge(activity)
-    look = watchdog._Look({threading.get_native_id(): watchdog._Use("S", 0.0, 0.0)}, counted_s=IDLE_S, idle_s=IDLE_S)
+    look = watchdog._Look({threading.get_native_id(): watchdog.KernelThread("S", 0.0, 0.0)}, counted_s=IDLE_S, idle_s=IDLE_S)
     assert judge.judge(look) == ""
     assert judge.judge(look) == f"it has work and used no CPU for {IDLE_S:.1f} s"

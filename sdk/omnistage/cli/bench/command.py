@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
@@ -18,6 +18,7 @@ from omnistage.cli.show.commands import Running
 if TYPE_CHECKING:
     from omnistage.cli.bench.level import Closed, Open
     from omnistage.cli.bench.run import BenchRun
+    from omnistage.client.request import Options
 
 MAX_REQUESTS, MAX_TOKENS, MAX_WORDS = 1_000_000, 32768, 100_000
 MAX_LEVELS, MAX_CONCURRENCY, MAX_RATE = 32, 4096, 10_000.0
@@ -121,11 +122,13 @@ def bench(
     from omnistage.cli.bench.prompts import QUESTIONS, NumberRange, Questions, read_prompts
     from omnistage.cli.bench.results import read_limits
     from omnistage.cli.bench.run import BenchRun
-    from omnistage.cli.make.ask import options_of
 
-    options = options_of(pipeline=pipeline or None, max_tokens=max_tokens, voice=voice, profile=profile, steps=steps, width=width)
     # A drawing names no output, because it may also be a film.
-    options |= options_of(height=height, timeout_s=timeout, outputs=["text"] if text_only else [] if draw else None)
+    outputs = ["text"] if text_only else [] if draw else None
+    of_answers = {"pipeline": pipeline or None, "outputs": outputs, "max_tokens": max_tokens, "voice": voice, "profile": profile}
+    of_pictures = {"steps": steps, "width": width, "height": height}
+    values = {**of_answers, **of_pictures, "timeout_s": timeout}
+    options = cast("Options", {name: value for name, value in values.items() if value is not None})
     options["max_retries"] = 0  # A refusal is a result, and is not tried again.
     words = NumberRange.parse("--input-words", input_words, MAX_WORDS)
     tokens = NumberRange.parse("--output-tokens", output_tokens, MAX_TOKENS)
