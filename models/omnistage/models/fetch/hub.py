@@ -49,6 +49,8 @@ NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P
 COMMIT = re.compile(r"[0-9a-f]{40}")
 BLOB = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 """The name of a file's content in the cache: its hash in git, or its SHA-256."""
+ENDPOINT = constants.ENDPOINT
+"""The address of the hub."""
 ANSWER_LIMIT_S = 10.0
 """Seconds in which the next bytes of an answer must come."""
 LIBRARY_ERRORS = (OSError, httpx2.HTTPError, httpx2.InvalidURL)
@@ -195,8 +197,8 @@ class Fetch:
         info = HfApi().model_info(name.repository, revision=name.revision, files_metadata=True, timeout=ANSWER_LIMIT_S)
         self._commit = str(info.sha)
         self._folder = self._store / "snapshots" / self._commit
-        wanted = filter_repo_objects(info.siblings or (), allow_patterns=FILE_PATTERNS, key=lambda file: file.rfilename)
-        self._files = list(map(self._remote, wanted))
+        files = filter_repo_objects(info.siblings or (), allow_patterns=FILE_PATTERNS, key=lambda file: file.rfilename)
+        self._files = list(map(self._remote, files))
         self._weights = [file for file in self._files if file.path.endswith(".safetensors")]
         self._size = sum(file.size for file in self._files)
 
@@ -298,8 +300,8 @@ def _find_cached(name: HubName, *, needs_list: bool = False) -> Path | None:
         return None
     except errors.CachedRepoTreeNotFoundError:
         return folder if not needs_list and any(folder.rglob("*.safetensors")) else None
-    wanted = filter_repo_objects(tree, allow_patterns=FILE_PATTERNS, key=lambda file: file.path)
-    return folder if all(_has_size(folder / file.path, file.size) for file in wanted) else None
+    files = filter_repo_objects(tree, allow_patterns=FILE_PATTERNS, key=lambda file: file.path)
+    return folder if all(_has_size(folder / file.path, file.size) for file in files) else None
 
 
 def _has_size(path: Path, count: int) -> bool:
@@ -349,7 +351,7 @@ def _hub_error(error: Exception, name: HubName) -> HubError:
             return HubUnreachable(f"the hub answers with status {response.status_code} for {name}: try again later")
         case httpx2.HTTPError() | httpx2.InvalidURL() | errors.LocalEntryNotFoundError():
             return HubUnreachable(
-                f"the hub at {constants.ENDPOINT} is not reached, and the cache has not all of {name}:"
+                f"the hub at {ENDPOINT} is not reached, and the cache has not all of {name}:"
                 " check the network and try again; what was fetched is kept"
             )
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
@@ -360,4 +362,4 @@ def _hub_error(error: Exception, name: HubName) -> HubError:
             place = error.filename or constants.HF_HUB_CACHE
             return HubError(f"{place} cannot be read or written ({error.strerror}): set HF_HOME to a folder of yours")
         case _:  # Another server, or a page that wants a login.
-            return HubUnreachable(f"{constants.ENDPOINT} does not answer as a hub does: check HF_ENDPOINT")
+            return HubUnreachable(f"{ENDPOINT} does not answer as a hub does: check HF_ENDPOINT")

