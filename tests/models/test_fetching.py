@@ -79,7 +79,7 @@ def fetched(cache: Path, recipe: Recipe = RECIPE, progress: ShowProgress | None 
     return noted
 
 
-# What comes, and what is kept -----------------------------------------------------------------------------------------------------------
+# Wheels that come, and those that are kept ------------------------------------------------------------------------------------------------
 
 
 async def test_a_run_that_is_killed_in_the_middle_leaves_no_pip_and_the_next_one_begins_anew(
