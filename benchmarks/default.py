@@ -24,7 +24,7 @@ from benchmarks.figures import (
     serving,
     time_call,
 )
-from benchmarks.one_process import Times
+from benchmarks.one_process import AnswerTimes
 from omnistage.cli.stack.pipelines import Choice, layout_of
 from omnistage.client import AsyncOmni
 from omnistage.engine.types import Sampling
@@ -41,10 +41,10 @@ GOALS = {"ttft": 0.12, "ttfa": 0.30, "rtf": 0.20}
 ONE_PROCESS_RATIO = 1.6
 
 
-async def speak(omni: AsyncOmni, question: str, seed: int) -> Times:
+async def speak(omni: AsyncOmni, question: str, seed: int) -> AnswerTimes:
     """Ask for six seconds of sound and measure the answer."""
     timing = (await omni.generate(question, seed=seed, max_tokens=SIX_SECONDS_TOKENS, ignore_eos=True)).timing
-    return Times(timing.ttft_s or math.nan, timing.ttfa_s or math.nan, timing.rtf or math.nan, timing.audio_s)
+    return AnswerTimes(timing.ttft_s or math.nan, timing.ttfa_s or math.nan, timing.rtf or math.nan, timing.audio_s)
 
 
 async def servers(benchmark: Benchmark) -> None:
@@ -81,13 +81,13 @@ async def at_once(benchmark: Benchmark, omni: AsyncOmni) -> None:
     """Compare answers at once with the same answers one by one, in seconds of sound a second."""
     questions = QUESTIONS[: benchmark.size(CONCURRENT, 2)]
 
-    async def one_by_one(number: int) -> list[Times]:
+    async def one_by_one(number: int) -> list[AnswerTimes]:
         return [await speak(omni, question, 100 * number + n) for n, question in enumerate(questions)]
 
-    async def together(number: int) -> list[Times]:
+    async def together(number: int) -> list[AnswerTimes]:
         return await asyncio.gather(*(speak(omni, question, 100 * number + n) for n, question in enumerate(questions)))
 
-    async def rate(call: Awaitable[list[Times]]) -> float:
+    async def rate(call: Awaitable[list[AnswerTimes]]) -> float:
         elapsed_s, answers = await time_call(call)
         return sum(times.audio for times in answers) / elapsed_s
 

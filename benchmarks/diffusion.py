@@ -35,7 +35,7 @@ ROUNDS = 3
 
 
 class Contest(NamedTuple):
-    """What is drawn at once by us, and one by one by the pipeline. maker: of the checkpoint. frames: of a film; 0: a picture. goal: of the
+    """Requests that we draw at once, and the pipeline one by one. maker: of the checkpoint. frames: of a film; 0: a picture. goal: of the
     ratio of the speeds."""
 
     maker: str

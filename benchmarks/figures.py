@@ -188,7 +188,7 @@ async def time_call(call: Awaitable[T]) -> tuple[float, T]:
     return time.perf_counter() - begin_s, result
 
 
-# What is measured ------------------------------------------------------------------------------------------------------------------------
+# Subjects of measurement ----------------------------------------------------------------------------------------------------------------
 
 QUESTION = "What is a kite?"
 """Asked with max_tokens=SIX_SECONDS_TOKENS, so that every run makes the same amount of sound."""

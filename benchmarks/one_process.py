@@ -1,5 +1,5 @@
 """The same models in one process without a server: the chain of servers is compared with it. Run as a module it answers every line on
-standard input, a JSON list of a question, a seed and a number of tokens, with a JSON list of `Times`."""
+standard input, a JSON list of a question, a seed and a number of tokens, with a JSON list of `AnswerTimes`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ REPETITION_PENALTY = 1.1
 """The value in deploy/pipelines/smol.yaml."""
 
 
-class Times(NamedTuple):
+class AnswerTimes(NamedTuple):
     """The figures of an answer. ttft, ttfa: seconds to the first text and the first sound. rtf: seconds to the last sound, divided by
     `audio`. audio: seconds of sound."""
 
@@ -63,7 +63,7 @@ class OneProcess:
         for model in (self._thinker, self._talker, self._code2wav):
             await model.close()
 
-    async def ask(self, question: str, seed: int, max_tokens: int) -> Times:
+    async def ask(self, question: str, seed: int, max_tokens: int) -> AnswerTimes:
         """Answer a question."""
         self._begin_s = time.perf_counter()
         self._ttft_s = 0.0
@@ -79,7 +79,7 @@ class OneProcess:
                 if not first_sound and is_audible(sound.samples):
                     first_sound = last_sound
         audio_s = samples / self._code2wav.info.produces[0].rate_hz
-        return Times(self._ttft_s, first_sound, last_sound / audio_s, audio_s)
+        return AnswerTimes(self._ttft_s, first_sound, last_sound / audio_s, audio_s)
 
     async def _text(self, request: TextRequest) -> AsyncIterator[TextPiece]:
         """Make the pieces of the text, and note when the first text is there."""
@@ -121,7 +121,7 @@ async def run_ahead(outputs: AsyncIterator[T]) -> AsyncIterator[T]:
 
 
 @asynccontextmanager
-async def started() -> AsyncIterator[Callable[[str, int, int], Awaitable[Times]]]:
+async def started() -> AsyncIterator[Callable[[str, int, int], Awaitable[AnswerTimes]]]:
     """Start such a process; yields a function that asks it, as `OneProcess.ask` does."""
     command = [sys.executable, "-m", "benchmarks.one_process"]
     process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
@@ -129,9 +129,9 @@ async def started() -> AsyncIterator[Callable[[str, int, int], Awaitable[Times]]
     if reading is None or writing is None:
         raise RuntimeError("no pipes to the one process")
 
-    async def ask(question: str, seed: int, max_tokens: int) -> Times:
+    async def ask(question: str, seed: int, max_tokens: int) -> AnswerTimes:
         writing.write(json.dumps([question, seed, max_tokens]).encode() + b"\n")
-        return Times(*json.loads(await reading.readline()))
+        return AnswerTimes(*json.loads(await reading.readline()))
 
     try:
         await reading.readline()

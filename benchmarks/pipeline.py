@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from omnistage.v1.omni_pb2_grpc import OmniServiceAsyncStub as Stub
 
 CHARACTERS = 80
-"""Of a question."""
+"""The length of a question."""
 NEVER = -100.0
 """The bias of tokens that would end the speech."""
 

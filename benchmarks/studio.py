@@ -48,7 +48,7 @@ def draw_request(seed: int, side: int, *, guided: bool = False, frames: int = 0,
 
 
 @dataclass(slots=True)
-class Drawing:
+class DrawingTimes:
     """When a result was asked for, its steps ended, its first frame came and it ended, in seconds (0: there was no such event); the file of
     a picture, or the rows of pixels of a film."""
 
@@ -74,10 +74,10 @@ class Studio:
         options = LoadOptions(path=folder, device=device, dtype=dtype, family=family or {})
         self.model = cast(DrawnModel[Any], load("diffusers", "diffusion", options))
 
-    async def draw(self, request: DrawRequest, after_s: float = 0.0, *, keeps_rows: bool = True) -> Drawing:
+    async def draw(self, request: DrawRequest, after_s: float = 0.0, *, keeps_rows: bool = True) -> DrawingTimes:
         """Draw after `after_s` seconds, and note when the events happen. keeps_rows: keep the pixels of a film."""
         await asyncio.sleep(after_s)
-        drawing = Drawing(time.process_time())
+        drawing = DrawingTimes(time.process_time())
         prepared = await self.model.prepare(request)
         async for piece in self.model.draw(prepared, inputs_of(), {PIXELS if request.frames else IMAGE: 0, PROGRESS: 0}):
             if isinstance(piece, StepsDone):
@@ -90,7 +90,7 @@ class Studio:
         drawing.done_s = time.process_time()
         return drawing
 
-    async def draw_together(self, requests: Sequence[DrawRequest], apart_s: float = 0.0) -> list[Drawing]:
+    async def draw_together(self, requests: Sequence[DrawRequest], apart_s: float = 0.0) -> list[DrawingTimes]:
         """Draw several results at once, each asked for `apart_s` seconds after the one before it."""
         return list(await asyncio.gather(*(self.draw(request, n * apart_s) for n, request in enumerate(requests))))
 
