@@ -18,9 +18,11 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from omnistage.models.fetch.own_files import hold_lock
@@ -35,7 +37,7 @@ os.environ.update(
 import httpx2
 from huggingface_hub import HfApi, constants, errors, get_cached_repo_tree, hf_hub_url, snapshot_download
 from huggingface_hub.file_download import http_get, repo_folder_name
-from huggingface_hub.hf_api import RepoSibling
+from huggingface_hub.hf_api import ModelInfo, RepoSibling
 from huggingface_hub.utils import build_hf_headers, filter_repo_objects, tqdm, validate_repo_id
 
 FILE_PATTERNS = [
@@ -55,7 +57,9 @@ ANSWER_LIMIT_S = 10.0
 """Seconds in which the next bytes of an answer must come."""
 LIBRARY_ERRORS = (OSError, httpx2.HTTPError, httpx2.InvalidURL)
 """Errors of the library, and of reading and writing files."""
-SENSELESS = (ValueError, LookupError, TypeError, AttributeError)
+LIST_LIMIT_S = 60.0
+"""Seconds in which the hub must have told the files of a repository."""
+SENSELESS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """Errors of reading an answer that is none of a hub."""
 
 
@@ -194,8 +198,10 @@ class Fetch:
         self._cache = cache
         self._progress = progress
         self._store = cache / repo_folder_name(repo_id=name.repository, repo_type="model")
-        info = HfApi().model_info(name.repository, revision=name.revision, files_metadata=True, timeout=ANSWER_LIMIT_S)
+        info = _ask_within(LIST_LIMIT_S, name)
         self._commit = str(info.sha)
+        if not COMMIT.fullmatch(self._commit):  # It becomes a path.
+            raise ValueError(f"{self._commit!r} is no commit")
         self._folder = self._store / "snapshots" / self._commit
         files = filter_repo_objects(info.siblings or (), allow_patterns=FILE_PATTERNS, key=lambda file: file.rfilename)
         self._files = list(map(self._remote, files))
@@ -288,6 +294,24 @@ class Fetch:
             new = reference.with_name(f"{reference.name}.{os.getpid()}.tmp")
             new.write_text(self._commit)
             new.replace(reference)
+
+
+def _ask_within(limit_s: float, name: HubName) -> ModelInfo:
+    """Ask the hub for the commit of a name and its files, on a thread: nothing else ends an answer that comes byte by byte. Raises
+    LIBRARY_ERRORS, also after the limit, and SENSELESS."""
+    result: Future[ModelInfo] = Future()
+
+    def ask() -> None:
+        try:
+            result.set_result(HfApi().model_info(name.repository, revision=name.revision, files_metadata=True, timeout=ANSWER_LIMIT_S))
+        except BaseException as error:  # The thread that waits raises it.
+            result.set_exception(error)
+
+    Thread(target=ask, name="hub", daemon=True).start()
+    try:
+        return result.result(limit_s)
+    except TimeoutError:
+        raise httpx2.ReadTimeout(f"the files were not told after {limit_s:g} s") from None
 
 
 def _find_cached(name: HubName, *, needs_list: bool = False) -> Path | None:
