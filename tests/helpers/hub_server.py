@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from http.server import ThreadingHTTPServer
@@ -62,7 +62,7 @@ class File:
 @dataclass
 class Repository:
     """commits: their files by path. refs: branches and tags. token: who sees it at all, empty: everybody. gate: who gets its files. told:
-    what is said of a file in its list, by path, in place of what is so."""
+    what is said of a file in its lists, by path, or of itself, by the empty path, in place of what is so."""
 
     commits: dict[str, dict[str, File]]
     refs: dict[str, str] = field(default_factory=dict)
@@ -87,8 +87,8 @@ class HubServer:
     """A hub. It records the requests, and says what it has by name and how it fails.
 
     cut: files that end too early, by path: after how many bytes, each once. stall: the same, but the connection stays, and silent. damaged:
-    files that come with other bytes. page: what the server answers in place of all answers; None: as they are. status: the status of all
-    answers; 0: as they are."""
+    files that come with other bytes. page: what the server answers in place of all answers; None: as they are. drips: that page comes byte
+    by byte. status: the status of all answers; 0: as they are."""
 
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
@@ -97,6 +97,7 @@ class HubServer:
         self.stall: dict[str, int] = {}
         self.damaged: set[str] = set()
         self.page: bytes | None = None
+        self.drips = False
         self.status = 0
         self.over = threading.Event()
         self.endpoint = ""
@@ -151,16 +152,18 @@ for text in sys.argv[1:]:
 variables once."""
 
 
-def fetching(environment: Mapping[str, str], *names: str) -> StartedProcess[str]:
-    """That program. environment: in place of all variables that steer huggingface_hub."""
+def fetching(environment: Mapping[str, str], *names: str, list_limit_s: float | None = None) -> StartedProcess[str]:
+    """That program. environment: in place of all variables that steer huggingface_hub. list_limit_s: as in `fetched`."""
     others = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    command = [sys.executable, "-c", FETCHING, *names]
+    limit = "" if list_limit_s is None else f"import omnistage.models.fetch.hub; omnistage.models.fetch.hub.LIST_LIMIT_S = {list_limit_s}\n"
+    command = [sys.executable, "-c", limit + FETCHING, *names]
     return StartedProcess(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**others, **environment})
 
 
-def fetched(environment: Mapping[str, str], *names: str) -> list[dict[str, Any]]:
-    """Fetches each name, and returns what the program tells of it. The program writes nothing to stderr."""
-    with fetching(environment, *names) as run:
+def fetched(environment: Mapping[str, str], *names: str, list_limit_s: float | None = None) -> list[dict[str, Any]]:
+    """Fetches each name, and returns what the program tells of it. The program writes nothing to stderr. list_limit_s: in place of
+    LIST_LIMIT_S."""
+    with fetching(environment, *names, list_limit_s=list_limit_s) as run:
         out, err = run.communicate(timeout=60)
     assert (run.returncode, err) == (0, "")
     return [json.loads(line) for line in out.splitlines()]
@@ -182,7 +185,7 @@ class _Handler(Handler):
             return self._stored(found["sha256"])
         self._note(found.get("path", f"api {route}"))
         if hub.page is not None:
-            return self.send(200, hub.page, {"Content-Type": "text/html"})
+            return self._drip(hub.page) if hub.drips else self.send(200, hub.page, {"Content-Type": "text/html"})
         if hub.status:
             return self._refuse(hub.status, "")
         repository = hub.repositories.get(found["name"])
@@ -199,7 +202,7 @@ class _Handler(Handler):
             return self._resolve(commit, found["path"], files)
         list_of = _siblings if route == "info" else _entries
         entries = [{**entry, **repository.told.get(path, {})} for path, entry in list_of(files).items()]
-        told = _info(found["name"], commit, entries) if route == "info" else entries
+        told = {**_info(found["name"], commit, entries), **repository.told.get("", {})} if route == "info" else entries
         return self.send(200, json.dumps(told).encode(), {"Content-Type": "application/json"})
 
     def _resolve(self, commit: str, path: str, files: Mapping[str, File]) -> None:
@@ -238,6 +241,17 @@ class _Handler(Handler):
 
     def _token(self) -> str:
         return self.headers.get("Authorization", "").removeprefix("Bearer ")
+
+    def _drip(self, body: bytes) -> None:
+        """A byte every tenth of a second, until the client or the test has ended."""
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        with suppress(ConnectionError):
+            for value in body:
+                self.wfile.write(bytes([value]))
+                if self.hub.over.wait(0.1):
+                    return
 
     def _refuse(self, status: int, code: str, headers: Mapping[str, str] | None = None) -> None:
         body = json.dumps({"error": "Refused\nin two lines."}).encode()

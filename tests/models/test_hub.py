@@ -39,13 +39,17 @@ UNWANTED = {
     "model.onnx": File(b"graph"),
     "modeling_words.py": File(b"raise SystemExit"),
 }
+SHARDS = {"weight_map": {"a": "diffusion_pytorch_model-1.safetensors", "b": "diffusion_pytorch_model-2.safetensors"}}
+PARTS = {**dict.fromkeys(("transformer", "text_encoder", "tokenizer"), ("library", "Class")), "safety": [None, None]}
 DRAWING = {
+    "model_index.json": File(json.dumps({"_class_name": "DrawingPipeline", **PARTS}).encode()),
+    "transformer/diffusion_pytorch_model.safetensors.index.json": File(json.dumps(SHARDS).encode()),
+} | {
     path: File(path.encode())
     for path in (
-        *("model_index.json", "scheduler/scheduler_config.json", "text_encoder/config.json", "text_encoder/model.safetensors"),
+        *("scheduler/scheduler_config.json", "text_encoder/config.json", "text_encoder/model.safetensors"),
         *("tokenizer/vocab.json", "tokenizer/merges.txt", "tokenizer/spiece.model", "tokenizer/chat_template.jinja"),
-        *("transformer/config.json", "transformer/diffusion_pytorch_model.safetensors.index.json"),
-        *("transformer/diffusion_pytorch_model-1.safetensors", "transformer/diffusion_pytorch_model-2.safetensors"),
+        *("transformer/config.json", *(f"transformer/{shard}" for shard in SHARDS["weight_map"].values())),
     )
 }
 """A checkpoint in the layout of diffusers: nothing but the list of its parts is at its top."""
@@ -281,18 +285,34 @@ def test_a_disk_that_is_too_small_is_told_before_and_one_that_fills_is_told_then
     assert "merges.txt" not in hub.fetched()
 
 
-def test_a_list_with_names_that_reach_out_of_the_cache_is_no_hubs(hub: HubServer, tmp_path: Path) -> None:
-    strange: dict[str, Mapping[str, object]] = {
-        "absolute": {"rfilename": "/etc/merges.txt"},
-        "above": {"rfilename": "../../merges.txt"},
-        "through": {"rfilename": "a/../merges.txt"},
-        "blob-above": {"blobId": "../../refs/main"},
-        "hash-short": {"lfs": {"sha256": "0", "oid": "0", "size": 3, "pointerSize": 134}},
-    }
-    for name, told in strange.items():
+STRANGE: dict[str, Mapping[str, object]] = {
+    "absolute": {"rfilename": "/etc/merges.txt"},
+    "above": {"rfilename": "../../merges.txt"},
+    "through": {"rfilename": "a/../merges.txt"},
+    "nul": {"rfilename": "a\0merges.txt"},
+    "half-pair": {"rfilename": "\ud800merges.txt"},
+    "number": {"rfilename": 5},
+    "size-text": {"size": "3"},
+    "size-negative": {"size": -3},
+    "size-part": {"size": 3.5},
+    "size-endless": {"size": 10**400},
+    "blob-above": {"blobId": "../../refs/main"},
+    "blob-number": {"blobId": 5},
+    "hash-short": {"lfs": {"sha256": "0", "oid": "0", "size": 3, "pointerSize": 134}},
+    "hash-none": {"lfs": {"size": 3}},
+    "tree": {"path": 5},
+    "sha-none": {"sha": None},
+    "sha-absolute": {"sha": "/home/me"},
+    "sha-above": {"sha": "../.."},
+}
+"""What a hub says of merges.txt, or of the repository."""
+
+
+def test_a_list_that_cannot_be_is_no_hubs(hub: HubServer, tmp_path: Path) -> None:
+    for name, told in STRANGE.items():
         hub.add(f"org/{name}", words())
-        hub.repositories[f"org/{name}"].told = {"merges.txt": told}
-    for name, said in zip(strange, fetched(hub.environment(tmp_path), *(f"org/{name}" for name in strange)), strict=True):
+        hub.repositories[f"org/{name}"].told = {"" if "sha" in told else "merges.txt": told}
+    for name, said in zip(STRANGE, fetched(hub.environment(tmp_path), *(f"org/{name}" for name in STRANGE)), strict=True):
         assert said.get("error") == "HubUnreachable", (name, said)
         assert said["text"] == f"{hub.endpoint} does not answer as a hub does: check HF_ENDPOINT"
     assert hub.fetched() == []
@@ -319,7 +339,7 @@ def cached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cached]:
         yield hub, home, commit, said["folder"]
 
 
-@pytest.mark.parametrize("why", ["closed", "offline", "nonsense", "down"])
+@pytest.mark.parametrize("why", ["closed", "offline", "nonsense", "deep", "drips", "down"])
 def test_without_a_hub_the_cache_is_used_and_told(cached: Cached, free_port: int, why: str) -> None:
     hub, home, commit, folder = cached
     environment = hub.environment(home)
@@ -327,8 +347,10 @@ def test_without_a_hub_the_cache_is_used_and_told(cached: Cached, free_port: int
         environment["HF_ENDPOINT"] = f"http://127.0.0.1:{free_port}"
     elif why == "offline":
         environment["HF_HUB_OFFLINE"] = "1"
-    hub.page, hub.status = b"<html>Please log in</html>" if why == "nonsense" else None, 503 if why == "down" else 0
-    branch, pinned, other = fetched(environment, "org/words", f"org/words@{commit}", "org/other")
+    pages = {"nonsense": b"<html>Please log in</html>", "deep": b"[" * 100_000, "drips": b" " * 100_000}
+    hub.page, hub.drips, hub.status = pages.get(why), why == "drips", 503 if why == "down" else 0
+    names = ("org/words", f"org/words@{commit}", "org/other")
+    branch, pinned, other = fetched(environment, *names, list_limit_s=2.0 if why == "drips" else None)
     assert branch["folder"] == pinned["folder"] == folder
     assert [plan["is_unasked"] for said in (branch, pinned) for plan in said["plans"]] == [why != "offline", False]
     assert other["error"] == "HubUnreachable" and "\n" not in other["text"]
@@ -336,12 +358,14 @@ def test_without_a_hub_the_cache_is_used_and_told(cached: Cached, free_port: int
         "closed": f"the hub at {environment['HF_ENDPOINT']} is not reached, and the cache has not all of org/other@main: check the network",
         "offline": f"org/other@main is not in the cache {home}/hub, and HF_HUB_OFFLINE forbids to fetch it: unset it once",
         "nonsense": f"{hub.endpoint} does not answer as a hub does: check HF_ENDPOINT",
+        "deep": f"{hub.endpoint} does not answer as a hub does: check HF_ENDPOINT",
+        "drips": f"{hub.endpoint} has not told its files after 2 s: try again later",
         "down": "the hub answers with status 503 for org/other@main: try again later",
     }[why] in other["text"]
 
 
 def test_a_part_of_a_checkpoint_is_none(cached: Cached, tmp_path: Path) -> None:
-    """A file that is missing, as the library's list has it; without that list, as other programs leave a cache, weights must be there."""
+    """A file that is missing, as the library's list has it, and without that list as the index of the shards has it."""
     hub, home, commit, _ = cached
     shutil.copytree(home, tmp_path / "home", symlinks=True)
     (store,) = (tmp_path / "home" / "hub").glob("models--*")
@@ -351,7 +375,8 @@ def test_a_part_of_a_checkpoint_is_none(cached: Cached, tmp_path: Path) -> None:
     assert [said.get("error") for said in fetched(offline, "org/words", f"org/words@{commit}")] == ["HubUnreachable"] * 2
     shutil.rmtree(store / "trees")
     assert fetched(offline, "org/words")[0]["folder"] == str(folder)
-    (folder / "model.safetensors").unlink()
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert fetched(offline, "org/words")[0]["error"] == "HubUnreachable"
 
 
@@ -369,3 +394,17 @@ def test_the_parts_of_a_drawing_model_are_fetched_and_found_again(hub: HubServer
     offline = {**environment, "HF_HUB_OFFLINE": "1"}
     assert [again["folder"] for again in fetched(offline, "org/draws", f"org/draws@{commit}")] == [said["folder"]] * 2
     assert hub.asked == []
+
+
+@lengths.drawn_cells(1, "lost", ["transformer/diffusion_pytorch_model-2.safetensors", "text_encoder", "tokenizer"])
+def test_a_drawing_model_without_a_part_is_none(hub: HubServer, tmp_path: Path, lost: str) -> None:
+    """Without the library's list of files, which only programs of our time leave: by the indices in the folders and the list of parts."""
+    hub.add("org/draws", DRAWING)
+    environment = hub.environment(tmp_path)
+    (said,) = fetched(environment, "org/draws")
+    for store in (tmp_path / "hub").glob("models--*"):
+        shutil.rmtree(store / "trees")
+    offline, place = {**environment, "HF_HUB_OFFLINE": "1"}, Path(said["folder"]) / lost
+    assert fetched(offline, "org/draws")[0]["folder"] == said["folder"]
+    shutil.rmtree(place) if place.is_dir() else place.unlink()
+    assert fetched(offline, "org/draws")[0]["error"] == "HubUnreachable"

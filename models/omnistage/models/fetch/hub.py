@@ -25,6 +25,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from omnistage.models.checkpoint.files import json_object
 from omnistage.models.fetch.own_files import hold_lock
 from omnistage.models.fetch.packages import file_sha256, size_of
 from omnistage.models.reports import FetchError, ShowProgress, bytes_told
@@ -49,8 +50,7 @@ exists in no other form."""
 
 NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w][\w./-]*))?", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
-BLOB = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
-"""The name of a file's content in the cache: its hash in git, or its SHA-256."""
+SHA256 = re.compile(r"[0-9a-f]{64}")
 ENDPOINT = constants.ENDPOINT
 """The address of the hub."""
 ANSWER_LIMIT_S = 10.0
@@ -198,23 +198,27 @@ class Fetch:
         self._cache = cache
         self._progress = progress
         self._store = cache / repo_folder_name(repo_id=name.repository, repo_type="model")
-        info = _ask_within(LIST_LIMIT_S, name)
-        self._commit = str(info.sha)
+        info = _ask(name)
+        self._commit = info.sha or ""
         if not COMMIT.fullmatch(self._commit):  # It becomes a path.
             raise ValueError(f"{self._commit!r} is no commit")
         self._folder = self._store / "snapshots" / self._commit
-        files = filter_repo_objects(info.siblings or (), allow_patterns=FILE_PATTERNS, key=lambda file: file.rfilename)
+        # fspath raises TypeError for a name that is no text.
+        files = filter_repo_objects(info.siblings or (), allow_patterns=FILE_PATTERNS, key=lambda file: os.fspath(file.rfilename))
         self._files = list(map(self._remote, files))
         self._weights = [file for file in self._files if file.path.endswith(".safetensors")]
         self._size = sum(file.size for file in self._files)
 
     def _remote(self, file: RepoSibling) -> RemoteFile:
-        """A file of the hub's list. Raises ValueError if its name or hash can be no path, because both become paths here."""
-        sha256, path = file.lfs.sha256 if file.lfs else "", file.rfilename
-        blob = sha256 or str(file.blob_id)
-        if not BLOB.fullmatch(blob) or not {"", ".", ".."}.isdisjoint(path.split("/")):
+        """A file of the hub's list. Raises one of SENSELESS for impossible values, because the name and the hash become paths here."""
+        path, size, sha256 = file.rfilename, file.size or 0, file.lfs.sha256 if file.lfs else ""
+        blob = sha256 or file.blob_id or ""
+        path.encode()  # Raises UnicodeEncodeError, a ValueError, for half of a surrogate pair.
+        if "\0" in path or not {"", ".", ".."}.isdisjoint(path.split("/")) or not (SHA256 if sha256 else COMMIT).fullmatch(blob):
             raise ValueError(f"{path!r} with the hash {blob!r} is no file of a repository")
-        return RemoteFile(path, file.size or 0, sha256, self._folder / path, self._store / "blobs" / blob)
+        if not isinstance(size, int) or not 0 <= size < 1 << 63:
+            raise ValueError(f"{path} has {size!r} bytes")
+        return RemoteFile(path, size, sha256, self._folder / path, self._store / "blobs" / blob)
 
     def run(self, check: Callable[[Path], object], tell: Callable[[FetchPlan], object]) -> Path:
         """Fetch the missing files; `check` and `tell` are as in `fetch`. Raises HubError and LIBRARY_ERRORS."""
@@ -244,12 +248,17 @@ class Fetch:
         return sum(file.missing_bytes for file in self._files)
 
     def _snapshot(self, files: Iterable[RemoteFile]) -> None:
-        """Let the library fetch the missing ones of these files, and link them into the snapshot. Raises HubError if one of them has not
-        the size that the hub says."""
+        """Let the library fetch the missing ones of these files, and link them into the snapshot. Raises LIBRARY_ERRORS, and HubError
+        if one of them has not the size that the hub says, or the hub's answers are senseless."""
         if missing := [file for file in files if not file.is_there]:
             patterns = [glob.escape(file.path) for file in missing]
             bar = _bar(str(self._name), sum(file.size for file in missing), lambda count: None)
-            snapshot_download(self._name.repository, revision=self._commit, allow_patterns=patterns, tqdm_class=bar)
+            try:
+                snapshot_download(self._name.repository, revision=self._commit, allow_patterns=patterns, tqdm_class=bar)
+            except HubError:
+                raise
+            except SENSELESS as error:
+                raise _hub_error(error, self._name) from error
         for file in missing:
             if not file.is_there:
                 raise HubError(f"{file.path} of {self._name} is not {file.size} bytes long, as the hub says that it is: try again later")
@@ -296,9 +305,9 @@ class Fetch:
             new.replace(reference)
 
 
-def _ask_within(limit_s: float, name: HubName) -> ModelInfo:
+def _ask(name: HubName) -> ModelInfo:
     """Ask the hub for the commit of a name and its files, on a thread: nothing else ends an answer that comes byte by byte. Raises
-    LIBRARY_ERRORS, also after the limit, and SENSELESS."""
+    LIBRARY_ERRORS, of these TimeoutError after LIST_LIMIT_S, and SENSELESS."""
     result: Future[ModelInfo] = Future()
 
     def ask() -> None:
@@ -308,22 +317,19 @@ def _ask_within(limit_s: float, name: HubName) -> ModelInfo:
             result.set_exception(error)
 
     Thread(target=ask, name="hub", daemon=True).start()
-    try:
-        return result.result(limit_s)
-    except TimeoutError:
-        raise httpx2.ReadTimeout(f"the files were not told after {limit_s:g} s") from None
+    return result.result(LIST_LIMIT_S)
 
 
 def _find_cached(name: HubName, *, needs_list: bool = False) -> Path | None:
     """The folder of a name in the cache; None: a file is missing, by the cache's list of the commit's files. Other programs leave no such
-    list; then the folder must have weights, or with needs_list the result is None. The hub is not asked."""
+    list; then the indices of weights and parts decide, or with needs_list the result is None. The hub is not asked."""
     try:
         folder = Path(snapshot_download(name.repository, revision=name.revision, allow_patterns=FILE_PATTERNS, local_files_only=True))
         tree = get_cached_repo_tree(name.repository, revision=folder.name)
     except errors.LocalEntryNotFoundError:
         return None
     except errors.CachedRepoTreeNotFoundError:
-        return folder if not needs_list and any(folder.rglob("*.safetensors")) else None
+        return folder if not needs_list and _has_all_parts(folder) else None
     files = filter_repo_objects(tree, allow_patterns=FILE_PATTERNS, key=lambda file: file.path)
     return folder if all(_has_size(folder / file.path, file.size) for file in files) else None
 
@@ -331,6 +337,20 @@ def _find_cached(name: HubName, *, needs_list: bool = False) -> Path | None:
 def _has_size(path: Path, count: int) -> bool:
     """Whether the path is a file of this many bytes; no error if another process removes or renames it meanwhile."""
     return path.is_file() and size_of(path) == count
+
+
+def _has_all_parts(folder: Path) -> bool:
+    """Whether a folder has weights, all files that their indices name, and a folder for each part in the model_index.json of a drawing
+    model. That file has [library, class] for each part, or nulls for a part that the model lacks."""
+    listed = json_object(folder / "model_index.json") if (folder / "model_index.json").is_file() else {}
+    parts = [name for name, value in listed.items() if isinstance(value, list) and any(value)]
+    shards = {
+        index.parent / str(shard)
+        for index in folder.rglob("*.safetensors.index.json")
+        for shard in json_object(index).get("weight_map", {}).values()
+    }
+    is_whole = all(shard.is_file() for shard in shards) and all(any((folder / part).glob("*")) for part in parts)
+    return is_whole and any(folder.rglob("*.safetensors"))
 
 
 def _bar(subject: str, max_bytes: int, report: Callable[[int], None]) -> type[tqdm]:
@@ -378,6 +398,8 @@ def _hub_error(error: Exception, name: HubName) -> HubError:
                 f"the hub at {ENDPOINT} is not reached, and the cache has not all of {name}:"
                 " check the network and try again; what was fetched is kept"
             )
+        case TimeoutError(errno=None):
+            return HubUnreachable(f"{ENDPOINT} has not told its files after {LIST_LIMIT_S:g} s: try again later")
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             return DiskFull(f"the disk of {constants.HF_HUB_CACHE} is full: make room, or set HF_HOME; what was fetched is kept")
         case OSError(errno=None):  # The library's own error for a file that ended too early.

