@@ -101,7 +101,10 @@ class Benchmark:
         rounds, warm_ups = self.size((rounds, warm_ups), (1, 0))
         results: list[list[T]] = [[] for _ in ways]
         for number in range(warm_ups + rounds):
-            for way, of_way in [*zip(ways, results, strict=True)][:: -1 if number % 2 else 1]:
+            order = list(zip(ways, results, strict=True))
+            if number % 2:
+                order.reverse()
+            for way, of_way in order:
                 of_way.append(await way(number))
         return [of_way[warm_ups:] for of_way in results]
 

@@ -12,7 +12,6 @@ import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from itertools import starmap
 from pathlib import Path
 
 import typer
@@ -114,8 +113,12 @@ def table_text(costs: Mapping[str, Cost]) -> str:
     rows = ([*costs.items()], [(name, cost) for (name, _), cost in folders.items()])
     by_cost = [sorted(part, key=lambda row: -row[1].cpu_s) for part in rows]
     head = f"{'cpu s':>8} {'wall s':>8} {'tests':>6} {'processes':>10}  form"
-    line = "{1.cpu_s:8.1f} {1.wall_s:8.1f} {1.tests:6d} {1.processes:10d} {1.form:>5}  {0}".format
-    return "\n\n".join("\n".join([head, *starmap(line, part)]) for part in by_cost)
+    return "\n\n".join("\n".join([head, *(line_of(name, cost) for name, cost in part)]) for part in by_cost)
+
+
+def line_of(name: str, cost: Cost) -> str:
+    """One row of the table."""
+    return f"{cost.cpu_s:8.1f} {cost.wall_s:8.1f} {cost.tests:6d} {cost.processes:10d} {cost.form:>5}  {name}"
 
 
 def store() -> None:

@@ -9,12 +9,13 @@ import re
 import resource
 import signal
 import socket
+import sqlite3
 import struct
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import ProxyHandler, build_opener
@@ -32,11 +33,12 @@ from helpers.serving import ServeProcess, pid_of, serving
 from helpers.toy_pipeline import toy_pipeline
 from helpers.waiting import until
 from omnistage.cli.stack import processes
-from omnistage.cli.stack.processes import Child, keep
+from omnistage.cli.stack.processes import ServerProcess, keep
 from omnistage.cli.stack.resources import OOM_SCORE, bound_text, mapped, memory_of_machine, router_bounds, stage_bounds
 from omnistage.client import Omni
 from omnistage.client.connection import Replica
 from omnistage.client.errors import StackError
+from omnistage.gateway import film_store
 from omnistage.v1 import stage_pb2
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -329,7 +331,7 @@ QUESTIONS = processes.MAX_UNANSWERED + 2
 class KeptTalker:
     """A toy Talker with its keeper. told: what the keeper said."""
 
-    child: Child
+    child: ServerProcess
     told: asyncio.Queue[tuple[str, str]]
 
     async def described(self) -> int:
@@ -341,7 +343,7 @@ class KeptTalker:
 @asynccontextmanager
 async def kept(log: Path) -> AsyncIterator[KeptTalker]:
     words, variables = ["omnistage.talker", "--family", "toy"], {**os.environ, **ENDING}
-    child = Child("talker", "helpers.hanging", words, take_address(), "127.0.0.1:0", log, variables)
+    child = ServerProcess("talker", "helpers.hanging", words, take_address(), "127.0.0.1:0", log, variables)
     lifeline = os.pipe()
     told: asyncio.Queue[tuple[str, str]] = asyncio.Queue(100)
     try:
@@ -416,9 +418,27 @@ async def test_a_keeper_that_was_held_up_itself_blames_nobody(tmp_path: Path, mo
 @pytest.mark.parametrize("room", range(6))
 async def test_without_descriptors_it_says_that_it_cannot_be_started(room: int, capfd: pytest.CaptureFixture[str]) -> None:
     """Whichever it is that cannot be had: a pipe, the log, or what Python needs for a process."""
-    child = Child("talker", "omnistage.talker", [], "127.0.0.1:0", "127.0.0.1:0", Path(os.devnull))
+    child = ServerProcess("talker", "omnistage.talker", [], "127.0.0.1:0", "127.0.0.1:0", Path(os.devnull))
     before = open_files()
     with few_descriptors(room), pytest.raises(StackError, match=r"^talker cannot be started: \[Errno 24\] Too many open files"):
         await child.start(0)
     await asyncio.sleep(0)
     assert open_files() - before == set() and capfd.readouterr() == ("", "")
+
+
+async def test_the_reason_of_a_server_that_cannot_start_is_told_also_when_it_has_begun_to_answer(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / film_store.DATABASE)) as films:
+        films.execute(f"PRAGMA user_version={film_store.VERSION}")
+        films.execute("CREATE TABLE secret(value)")
+        films.execute("INSERT INTO secret VALUES(zeroblob(32))")
+        films.commit()
+    words = ["--video-folder", str(tmp_path), "--router", "127.0.0.1:1"]
+    server = ServerProcess("gateway", "omnistage.gateway", words, "127.0.0.1:0", "127.0.0.1:0", tmp_path / "log")
+    lifeline, end = os.pipe()
+    try:
+        with pytest.raises(StackError, match=r"^gateway cannot start: .* is damaged"):
+            await server.start(lifeline)
+    finally:
+        await server.kill()
+        os.close(lifeline)
+        os.close(end)

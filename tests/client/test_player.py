@@ -253,7 +253,7 @@ async def test_a_player_that_is_killed_is_told(tmp_path: Path, seed: int, before
         if after_s:
             await until(lambda: player.lost)
             player.write(chunk(noise(seed, after_s)))
-        with pytest.raises(PlayerLostError, match="by SIGKILL"):
+        with pytest.raises(PlayerLostError, match="with signal SIGKILL"):
             await player.afinish()
 
 

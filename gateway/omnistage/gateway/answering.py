@@ -16,6 +16,7 @@ from omnistage.client.errors import OmniError
 from omnistage.client.events import Event
 from omnistage.gateway.accounts import Events, HttpAccount
 from omnistage.gateway.failure import ApiError, of_omni
+from omnistage.host.background import end_tasks
 
 T = TypeVar("T")
 
@@ -101,7 +102,7 @@ async def run_all(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     try:
         return await asyncio.gather(*tasks)
     finally:
-        await _end_all(tasks)
+        await end_tasks(tasks)
 
 
 async def merge_events(answers: Sequence[Events]) -> Numbered:
@@ -125,7 +126,7 @@ async def merge_events(answers: Sequence[Events]) -> Numbered:
             else:
                 yield number, item
     finally:
-        await _end_all(tasks)
+        await end_tasks(tasks)
 
 
 async def collect_whole(events: Events) -> Answer:
@@ -144,10 +145,3 @@ async def _feed(number: int, events: Events, queue: asyncio.Queue[tuple[int, Eve
         await queue.put((number, error))
     else:
         await queue.put((number, None))
-
-
-async def _end_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel tasks and wait for their end, unless the caller is cancelled meanwhile."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

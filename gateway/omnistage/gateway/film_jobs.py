@@ -21,6 +21,7 @@ from omnistage.gateway.accounts import GatewayMetrics
 from omnistage.gateway.failure import ApiError, fields_of, of_omni
 from omnistage.gateway.film_store import BEGINNING, GROWING, FilmJob, Growing, Store, facts_of, finish, make_film, run_to_end
 from omnistage.gateway.settings import GatewaySettings
+from omnistage.host.background import end_tasks
 from omnistage.host.places import Client, Places, Refused
 
 log = structlog.get_logger(__name__)
@@ -120,10 +121,7 @@ class Jobs:
 
     async def _cancel(self, runs: Iterable[_Run]) -> None:
         """Cancel runs, and wait for their end."""
-        tasks = [run.task for run in runs if run.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(run.task for run in runs if run.task is not None)
 
     # Looking up ----------------------------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from omnistage.gateway.door import Door, host_of
 from omnistage.gateway.failure import ApiError
 from omnistage.gateway.port import HEAD_BYTES
 from omnistage.host.addresses import host_and_port, is_loopback, network_of
+from omnistage.host.background import end_tasks
 
 T = TypeVar("T")
 
@@ -138,9 +139,7 @@ class HttpGuard:
                 raise ClientDisconnect
             await answering
         finally:
-            answering.cancel()
-            leaving.cancel()
-            await asyncio.gather(answering, leaving, return_exceptions=True)
+            await end_tasks((answering, leaving))
 
     def _readable(self, app: ASGIApp) -> ASGIApp:
         """Wrap `app` so that its answers have the headers with which browsers let pages of allowed origins read them."""

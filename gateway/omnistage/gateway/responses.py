@@ -67,7 +67,6 @@ class ResponsesRequest(ConversationBody):
     input: Annotated[
         list[dict[str, Any]],
         BeforeValidator(_messages_of, json_schema_input_type=str | list[dict[str, Any]]),
-        (),
         Field(min_length=1, max_length=MAX_MESSAGES),
     ]
     instructions: str | None = None

@@ -29,6 +29,9 @@ async def end_tasks(tasks: Iterable[asyncio.Future[Any]]) -> None:
         task.cancel()
     if ending:
         await asyncio.wait(ending)
+    for task in ending:
+        if not task.cancelled():
+            task.exception()  # Read, so that asyncio does not log it.
 
 
 async def first_of(work: Awaitable[T], other: Awaitable[U]) -> T | U:

@@ -29,6 +29,8 @@ PR_SET_PDEATHSIG = 1
 PIECE_BYTES = 1 << 16
 """The most bytes that are read at a time. A packet has no more."""
 
+MAX_LINE_BYTES = 1 << 20
+
 SIGNALS = {number.value: number.name for number in signal.Signals}
 
 _no_fork = threading.RLock()
@@ -118,7 +120,7 @@ class ChildProcess:
         self._process.terminate()
 
     def kill(self) -> None:
-        """Send SIGKILL to the program, if it still runs, and to others that it has started in its session."""
+        """If the program still runs, send SIGKILL to it and to all of its session."""
         if self.wait(0) is None:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -129,10 +131,13 @@ class ChildProcess:
             self.kill()
             self._process.wait()
             self._note_end()
-            self._forget()
+            self.leave()
 
-    def _forget(self) -> None:
+    def leave(self) -> None:
+        """Close what this process has of the program, which goes on by itself. Nothing else may be called afterwards."""
         self._open.discard(self)
+        if self._process.returncode is None:
+            self._process.returncode = 0  # Without a status Python would warn that it still runs.
         os.close(self.end_fd)
         if self._process.stdin is not None:
             self._process.stdin.close()
@@ -142,8 +147,7 @@ class ChildProcess:
         """In a forked child: close its copies of what belongs to the processes of the parent."""
         _no_fork.release()
         for child in list(cls._open):
-            child._process.returncode = 0  # no child of this process: without a status Python would warn that it still runs
-            child._forget()
+            child.leave()
 
 
 os.register_at_fork(before=_no_fork.acquire, after_in_parent=_no_fork.release, after_in_child=ChildProcess.leave_all_to_parent)
@@ -173,21 +177,25 @@ class ConnectedChild(ChildProcess):
             undo.pop_all()
 
     def lines(self) -> Iterator[bytes]:
-        """Yields each line that the program writes, without its end; what comes after the last line break is dropped. Blocks."""
+        """Yields each line that the program writes, without its end, until the program ends or a line has more than MAX_LINE_BYTES; what
+        comes after the last line break is dropped. Blocks."""
         data = b""
         with suppress(ConnectionResetError):  # It ended without reading what was sent to it.
-            while piece := self.channel.recv(PIECE_BYTES):
+            while len(data) <= MAX_LINE_BYTES and (piece := self.channel.recv(PIECE_BYTES)):
                 *lines, data = (data + piece).split(b"\n")
                 yield from lines
 
     async def first_line(self) -> bytes:
-        """The first line that the program writes, on an event loop; without a line break at its end if the program has ended before."""
+        """The first line that the program writes, on an event loop; without a line break at its end if the program has ended before, or if
+        the line has more than MAX_LINE_BYTES."""
         import asyncio
 
         self.channel.setblocking(False)
         data = b""
-        while not data.endswith(b"\n") and (piece := await asyncio.get_running_loop().sock_recv(self.channel, PIECE_BYTES)):
-            data += piece
+        loop = asyncio.get_running_loop()
+        with suppress(ConnectionResetError):  # As in `lines`.
+            while not data.endswith(b"\n") and len(data) <= MAX_LINE_BYTES and (piece := await loop.sock_recv(self.channel, PIECE_BYTES)):
+                data += piece
         return data
 
     def disconnect(self) -> None:
@@ -195,8 +203,8 @@ class ConnectedChild(ChildProcess):
         with suppress(OSError):  # It is closed already.
             self.channel.shutdown(socket.SHUT_RDWR)
 
-    def _forget(self) -> None:
-        super()._forget()
+    def leave(self) -> None:
+        super().leave()
         self.channel.close()
 
 
@@ -229,4 +237,4 @@ def can_read(fd: int, limit_s: float | None) -> bool:
     """Wait until a descriptor can be read, at most limit_s; None: for as long as it takes. Returns whether it can."""
     poller = select.poll()  # `select` refuses descriptors above 1023.
     poller.register(fd, select.POLLIN)
-    return bool(poller.poll(None if limit_s is None else 1000 * limit_s))
+    return any(events & select.POLLIN for _, events in poller.poll(None if limit_s is None else 1000 * max(limit_s, 0.0)))

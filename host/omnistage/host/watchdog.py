@@ -334,12 +334,12 @@ _MAX_QUESTIONS = 4096
 @contextmanager
 def answering(fd: int) -> Iterator[None]:
     """Have the event loop answer questions on the socket with the descriptor `fd` while the block runs. The process that started this one
-    asks whether the loop still runs. If `fd` is negative, nobody asks."""
+    asks whether the loop still runs. If `fd` is negative, nobody asks. `fd` stays open: the line of a failed start goes there too."""
     if fd < 0:
         yield
         return
     loop = asyncio.get_running_loop()
-    with socket.socket(fileno=fd) as connection:
+    with socket.socket(fileno=os.dup(fd)) as connection:
         connection.setblocking(False)
 
         def answer() -> None:

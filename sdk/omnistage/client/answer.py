@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +25,6 @@ from omnistage.client.events import (
     Event,
     Failover,
     Picture,
-    Progress,
     Rows,
     SpeechCodes,
     SpokenWord,
@@ -169,23 +167,38 @@ class Answer(dict[str, str]):
 
 async def collect(events: AsyncIterator[Event]) -> Answer:
     """Read a stream to its end and put the answer together. Raises ProtocolError if the stream ends without `Done`."""
-    parts: defaultdict[type[Event], list[Any]] = defaultdict(list)
+    deltas: list[TextDelta] = []
+    thoughts: list[str] = []
+    sounds: list[AudioChunk] = []
+    codes: list[NDArray[np.uint32]] = []
+    words: list[SpokenWord] = []
+    pictures: list[Picture] = []
+    rows: dict[str, list[NDArray[Any]]] = {}
+    clips: list[VideoDelta] = []
     async for event in events:
-        if not isinstance(event, Progress) and not (isinstance(event, Picture) and event.preview_step is not None):
-            parts[type(event)].append(event)
-        if isinstance(event, Done):
-            ports = dict.fromkeys(piece.port for piece in parts[Rows])
-            return Answer(
-                parts[TextDelta],
-                _audio(parts[AudioChunk]),
-                tuple(parts[Picture]),
-                event,
-                np.concatenate([piece.codes for piece in parts[SpeechCodes]]) if parts[SpeechCodes] else None,
-                tuple(word for piece in parts[Alignment] for word in piece.words),
-                {port: np.concatenate([piece.rows for piece in parts[Rows] if piece.port == port]) for port in ports},
-                "".join(piece.text for piece in parts[ThoughtDelta]),
-                _films(parts[VideoDelta]),
-            )
+        match event:
+            case TextDelta():
+                deltas.append(event)
+            case ThoughtDelta():
+                thoughts.append(event.text)
+            case AudioChunk():
+                sounds.append(event)
+            case Alignment():
+                words += event.words
+            case SpeechCodes():
+                codes.append(event.codes)
+            case Picture():
+                if event.preview_step is None:
+                    pictures.append(event)
+            case VideoDelta():
+                clips.append(event)
+            case Rows():
+                rows.setdefault(event.port, []).append(event.rows)
+            case Done():
+                tensors = {port: np.concatenate(pieces) for port, pieces in rows.items()}
+                frames = np.concatenate(codes) if codes else None
+                thought = "".join(thoughts)
+                return Answer(deltas, _audio(sounds), tuple(pictures), event, frames, tuple(words), tensors, thought, _films(clips))
     raise ProtocolError("the stream ended without its account")
 
 

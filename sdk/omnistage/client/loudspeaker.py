@@ -9,7 +9,6 @@ import os
 import select
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omnistage.client.errors import NotAvailableError, PlayerLostError, RequestError
-from omnistage.host.child import ChildProcess
+from omnistage.host.child import ChildProcess, describe_end
 
 PLAYER_VARIABLE = "OMNISTAGE_PLAYER"
 """The environment variable that chooses the player: `none`, the name of a player, or a command with {rate} and {channels}."""
@@ -131,7 +130,7 @@ class _Player:
         except OSError as error:
             return str(error.strerror)
         if done.returncode:
-            return failure_reason(done.stderr, self.name) or f"it ended with code {done.returncode}"
+            return failure_reason(done.stderr, self.name) or f"it ended with {describe_end(done.returncode, 'code')}"
         texts = ((self.no_device_error, done.stderr), (self.no_device_output, done.stdout))
         return "it has no device" if any(mark and mark in text for mark, text in texts) else ""
 
@@ -269,13 +268,17 @@ class PlayerProcess(ChildProcess):
     def close(self) -> None:
         """Kill the player if it still runs, and wait for its end. Raises PlayerLostError if it cannot be killed."""
         self.kill()
-        if self.wait(STALL_S) is None:
-            raise PlayerLostError(f"{self._name} cannot be ended: its device does not let go of process {self.pid}")
+        has_ended = self.wait(STALL_S) is not None
         with self._lock:
-            super().close()
+            if has_ended:
+                super().close()
+            elif self in self._open:
+                self.leave()
+        if not has_ended:
+            raise PlayerLostError(f"{self._name} cannot be ended: its device does not let go of process {self.pid}")
 
-    def _forget(self) -> None:
-        super()._forget()
+    def leave(self) -> None:
+        super().leave()
         self._stderr.close()
         if self._meter is not None:
             os.close(self._meter)
@@ -304,5 +307,5 @@ class PlayerProcess(ChildProcess):
             return ""
         self._stderr.seek(max(self._stderr.seek(0, os.SEEK_END) - SAID_BYTES, 0))
         reason_text = failure_reason(self._stderr.read().decode(errors="replace"), self._name)
-        cause = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"  # Below 0: the signal that killed it.
-        return f" {cause}: {reason_text}" if reason_text else f" {cause}"
+        cause = f" with {describe_end(code, 'code')}"
+        return f"{cause}: {reason_text}" if reason_text else cause

@@ -30,7 +30,7 @@ from omnistage.client.options import OF_CLIENT, OPTIONS, SETTINGS, fault_of_stag
 from omnistage.client.options import StackSettings as StackSettings
 from omnistage.client.threads import run_on_thread
 from omnistage.client.wording import logger, of_launcher, unknown_settings
-from omnistage.host.child import ConnectedChild
+from omnistage.host.child import ConnectedChild, describe_end
 
 log = logger(__name__)
 
@@ -203,7 +203,7 @@ class PrivateStack:
         if "address" not in report:
             launcher.stop()
             if not report:
-                message = f"the launcher ended with code {launcher.code} before the stack was ready"
+                message = f"the launcher ended with {describe_end(launcher.code or 0, 'code')} before the stack was ready"
                 report = {"error": message, "hint": "Run `omnistage serve --verbose` to see what the processes say."}
         return self._checked(report, "its stack")
 
@@ -299,26 +299,30 @@ class Launcher:
         self._lock = threading.Lock()  # for `_reports`
         self._process = ConnectedChild(command)
         self._reading = threading.Thread(target=self._read, name=READING_THREAD, daemon=True)
+        self._launchers.add(self)
         with ExitStack() as undo:
             undo.callback(self._process.close)
+            undo.callback(self._launchers.discard, self)
             self._reading.start()
             undo.pop_all()
-        self._launchers.add(self)
 
     def _read(self) -> None:
         """Give the reports to the callers that wait for them, until the launcher has ended."""
-        for line in self._process.lines():
-            report: Report = json.loads(line)
-            with self._lock:
-                future = self._reports.pop(report["pipeline"], None) if self.first_report.done() else self.first_report
-            if future is not None:
-                future.set_result(report)
-        if not self.first_report.done():
-            self.first_report.set_result({})
-        self._give_up_reports()
-        self.code = self._process.wait()
-        self._process.close()
-        self._launchers.discard(self)
+        try:
+            for line in self._process.lines():
+                report: Report = json.loads(line)
+                with self._lock:
+                    future = self._reports.pop(report.get("pipeline", ""), None) if self.first_report.done() else self.first_report
+                if future is not None:
+                    future.set_result(report)
+        finally:  # Also after a line that is no report.
+            self.disconnect()
+            if not self.first_report.done():
+                self.first_report.set_result({})
+            self._give_up_reports()
+            self.code = self._process.wait()
+            self._process.close()
+            self._launchers.discard(self)
 
     def ask_for(self, pipeline: str) -> Future[Report]:
         """Ask for a pipeline, unless the report about it is still to come. Returns the future of that report, which all callers share."""

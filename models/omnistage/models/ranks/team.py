@@ -131,7 +131,8 @@ _WATCH, _CLOSE = b"w", b"c"
 
 
 class _Rank(ModuleChild):
-    """Another rank: its process, and the connection for messages to it."""
+    """Another rank: its process, and the connection for messages to it. A server does not fork, so nothing closes a copy of the
+    connection."""
 
     def __init__(self, rank: int) -> None:
         super().__init__("omnistage.models.ranks.rank", environment={**os.environ, **LOOPBACK})

@@ -136,14 +136,14 @@ class Questions:
 def read_prompts(path: Path) -> list[str]:
     """The prompts of a file: one on each line, empty lines left out. Raises RequestError for a file that has no prompt or cannot be
     read."""
+    if path.suffix.lower() == ".jsonl":
+        raise RequestError(f"--prompts {path}: prompts are lines of plain text, no JSON", hint=f"`jq -r .prompt {path}` makes them.")
     try:
         prompts = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except UnicodeDecodeError as error:
         raise RequestError(f"--prompts {path}: this is no text in UTF-8", hint="Give a prompt a line.") from error
     except OSError as error:
         raise RequestError(f"--prompts {path}: cannot be read: {error.strerror or error}") from error
-    if path.suffix.lower() == ".jsonl":
-        raise RequestError(f"--prompts {path}: prompts are lines of plain text, no JSON", hint=f"`jq -r .prompt {path}` makes them.")
     if not prompts:
         raise RequestError(f"--prompts {path}: there is no prompt in it", hint="Give a prompt a line.")
     return prompts

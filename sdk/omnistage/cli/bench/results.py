@@ -142,8 +142,10 @@ class Summary:
         """The object of this level, with the keys of docs/bench.md. Figures without a value are left out, or null."""
         requests = [_request_object(sample, questions.seed_of(sample.number)) for sample in self.requests]
         load = {"loop": self.load.loop, **asdict(self.load)}
-        record = {**vars(self), **self.totals, **self.rates, "load": load, "requests": requests}
-        return {name: value for name, value in record.items() if name not in ("totals", "rates")}
+        if load.get("arrivals") != "burst":
+            load.pop("burst", None)
+        record = {**vars(self), **self.totals, **self.rates, "load": load}
+        return {name: value for name, value in record.items() if name not in ("totals", "rates", "requests")} | {"requests": requests}
 
 
 def _is_within(answer: Measured, limits: Mapping[str, float]) -> bool:

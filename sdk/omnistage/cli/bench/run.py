@@ -9,9 +9,9 @@ import math
 import os
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 from rich.live import Live
 
 from omnistage.cli import interrupt
-from omnistage.cli.bench.level import Closed, Failure, Level, Measured, Open, measure_answer
+from omnistage.cli.bench.level import Ask, Closed, Failure, Level, Measured, Open, measure_answer
 from omnistage.cli.bench.prompts import Questions
 from omnistage.cli.bench.results import BenchScreen, Summary
 from omnistage.cli.console import Notices
@@ -104,13 +104,17 @@ class BenchRun:
 
         for load in self.loads:
             level = Level(load, ask, numbers, self.questions.seed)
+            # No auto_refresh, because rich's thread would hold up the thread that measures, at any moment.
+            line = Live(get_renderable=partial(_progress, level), console=notices, transient=True, auto_refresh=False)
+            refreshing = None if self.is_quiet else asyncio.create_task(_refresh(line))
             try:
-                line = Live(get_renderable=partial(_progress, level), console=notices, transient=True, refresh_per_second=REFRESHES_PER_S)
                 with nullcontext() if self.is_quiet else line:
                     at_once = load.concurrency if isinstance(load, Closed) else 1
-                    await _warm_up(Level(Closed(at_once, requests=self.warmup), ask, numbers))
+                    await _warm_up(Closed(at_once, requests=self.warmup), ask, numbers)
                     await level.measure()
             finally:
+                if refreshing is not None:
+                    refreshing.cancel()
                 if level.offered:
                     self.levels.append(Summary(level, self.limits))
                     screen.level(self.levels[-1])
@@ -139,13 +143,29 @@ class BenchRun:
         return rounded
 
 
-async def _warm_up(level: Level) -> None:
-    """Send the requests of a level that no figure counts. Raises RequestError if the router refuses one of them, because it would refuse
-    all of the load. Other errors are ignored here."""
-    await level.measure()
-    for sample in level.samples:
-        if isinstance(sample.outcome, Failure) and sample.outcome.is_refusal:
-            raise RequestError(sample.outcome.message, hint=sample.outcome.hint, reason=sample.outcome.reason)
+async def _refresh(line: Live) -> None:
+    """Refresh the display again and again, until this is cancelled."""
+    while True:
+        line.refresh()
+        await asyncio.sleep(1 / REFRESHES_PER_S)
+
+
+async def _warm_up(load: Closed, ask: Ask, numbers: Iterator[int]) -> None:
+    """Send requests that no figure counts. Raises RequestError as soon as the router refuses one of them, because it would refuse all of
+    the load. After other errors the next request is sent at once."""
+
+    async def ask_at_once(number: int) -> Measured | Failure:
+        outcome = await ask(number)
+        if not isinstance(outcome, Failure):
+            return outcome
+        if outcome.is_refusal:
+            raise RequestError(outcome.message, hint=outcome.hint, reason=outcome.reason)
+        return replace(outcome, pause_s=0.0)
+
+    try:
+        await Level(load, ask_at_once, numbers).measure()
+    except ExceptionGroup as group:  # Of the tasks that send them; the others were cancelled.
+        raise group.exceptions[0] from None
 
 
 def _stages(replicas: Sequence[Replica]) -> list[dict[str, Any]]:
@@ -162,7 +182,7 @@ def _stages(replicas: Sequence[Replica]) -> list[dict[str, Any]]:
 def _progress(level: Level) -> str:
     """A line of text for the display: how far the level is, by requests or by time, and how its requests have ended so far."""
     load, failed = level.load, sum(isinstance(sample.outcome, Failure) for sample in level.samples)
-    share = max((level.offered - level.running) / (load.requests or math.inf), level.elapsed_s / (load.seconds or math.inf))
+    share = max((len(level.samples) + level.not_started) / (load.requests or math.inf), level.elapsed_s / (load.seconds or math.inf))
     counts = {"done": len(level.samples) - failed, "run": level.running, "failed": failed, "not started": level.not_started}
     parts = [f"{number} {name}" for name, number in counts.items() if number or name in ("done", "run")]
     return " · ".join((str(load), f"{min(1.0, share):.0%}", *parts))

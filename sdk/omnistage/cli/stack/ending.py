@@ -261,7 +261,7 @@ class Owner:
     def tell(self, line: dict[str, str]) -> None:
         """Write a line. An owner that has ended meanwhile does not get it."""
         if self._ready_fd >= 0:
-            with suppress(BrokenPipeError):
+            with suppress(BrokenPipeError, ConnectionResetError):
                 os.write(self._ready_fd, json.dumps(line).encode() + b"\n")
 
     def listen(self, on_pipeline: Callable[[str], object], on_end: Callable[[], object]) -> None:
@@ -272,7 +272,10 @@ class Owner:
 
     def _readable(self, on_pipeline: Callable[[str], object], on_end: Callable[[], object]) -> None:
         """Read from the lifeline, and call `on_pipeline` for each line, or `on_end` at its end or for a line that is too long."""
-        data = os.read(self._lifeline_fd, MAX_LINE_BYTES)
+        try:
+            data = os.read(self._lifeline_fd, MAX_LINE_BYTES)
+        except ConnectionResetError:  # The owner ended without reading all reports.
+            data = b""
         *lines, self._unread = (self._unread + data).split(b"\n")
         if not data or len(self._unread) > MAX_LINE_BYTES:
             asyncio.get_running_loop().remove_reader(self._lifeline_fd)

@@ -1,5 +1,5 @@
-"""One server process of a stack. `Child` starts it, waits until it serves, and stops it. `keep` keeps it running: starts it again, at the
-same address, when it has ended by itself, and kills it first if it no longer answers.
+"""One server process of a stack. `ServerProcess` starts it, waits until it serves, and stops it. `keep` keeps it running: starts it again,
+at the same address, when it has ended by itself, and kills it first if it no longer answers.
 
 A call of native code that keeps Python's lock stops the whole process, with any watchdog in it: only another process can notice that. The
 questions go over the socket on which the process said that it serves, and not by gRPC, whose threads would be awake for seconds after each
@@ -32,7 +32,7 @@ STOP_MARGIN_S = 5.0
 
 
 @dataclass(eq=False)
-class Child:
+class ServerProcess:
     """A server process of the stack.
 
     name: for people, such as talker-1. module, arguments: its command line, as `python -m MODULE ARGUMENTS`. address: HOST:PORT at which it
@@ -103,7 +103,7 @@ class Child:
         hint = f"Its whole log is {self.log}." if self.log else "Its output is above."
         if reason:
             return StackError(f"{self.name} cannot start: {reason}", hint=hint)
-        error = StackError(f"{self.name} ended with {self.told_end(code)} before it was ready", hint=hint)
+        error = StackError(f"{self.name} ended with {self.end_text(code)} before it was ready", hint=hint)
         error.log = self.last_lines()
         return error
 
@@ -113,7 +113,7 @@ class Child:
             return ""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_LINES:])
 
-    def told_end(self, code: int) -> str:
+    def end_text(self, code: int) -> str:
         """A text that says how the process ended. code: as `wait` returns it."""
         return describe_end(code, "code") + (bound_text(self._memory_bytes) if code == -signal.SIGABRT else "")
 
@@ -185,11 +185,11 @@ async def in_time(name: str, log_lines: Callable[[], str] = str) -> AsyncIterato
         raise error from None
 
 
-async def keep(child: Child, lifeline_fd: int, tell: Tell) -> StackError:
+async def keep(child: ServerProcess, lifeline_fd: int, tell: Tell) -> StackError:
     """Watch a child that serves, and start it again when it has ended, after pauses that grow. Returns only when it is given up, after
-    MAX_FAILED_STARTS failures in a row, with the error of the last one. lifeline_fd: see `Child.start`.
+    MAX_FAILED_STARTS failures in a row, with the error of the last one. lifeline_fd: see `ServerProcess.start`.
 
-    If this is cancelled while a process is being started, `Child.stop` can end that process.
+    If this is cancelled while a process is being started, `ServerProcess.stop` can end that process.
     """
     clock = asyncio.get_running_loop().time
     backoff_s = FIRST_BACKOFF_S
@@ -215,7 +215,7 @@ async def keep(child: Child, lifeline_fd: int, tell: Tell) -> StackError:
         tell("restarted", f"{child.name} (pid {child.pid}) after {clock() - lost_at:.1f} s")
 
 
-async def _loss(child: Child) -> tuple[str, str]:
+async def _loss(child: ServerProcess) -> tuple[str, str]:
     """Wait until a child has ended; kill it if it does not answer. Returns the event and the text for `tell`."""
     label = f"{child.name} (pid {child.pid})"
     end = await first_of(child.wait(), child.silence())
@@ -223,7 +223,7 @@ async def _loss(child: Child) -> tuple[str, str]:
         await child.kill()
         return "lost", f"{label} {end} and was killed"
     if end:
-        return "lost", f"{label} ended with {child.told_end(end)}"
+        return "lost", f"{label} ended with {child.end_text(end)}"
     return "ended", f"{label} was told to, and let its sessions finish; it is started again"
 
 

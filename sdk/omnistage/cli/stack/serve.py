@@ -30,7 +30,7 @@ from omnistage.cli.stack.stack import Stack
 from omnistage.cli.wording import SHELL
 from omnistage.client.errors import OmniError, StackError
 from omnistage.host.background import end_tasks
-from omnistage.host.child import ConnectedChild
+from omnistage.host.child import ChildProcess, ConnectedChild, describe_end
 from omnistage.host.descriptors import raise_limit
 
 FIRST_PAUSE_S = 5.0
@@ -207,18 +207,25 @@ def serve_detached(choice: Choice, words: Sequence[str], log_folder: Path | None
             answer = json.loads(next(launcher.lines(), b"{}"))
     except BaseException:
         launcher.terminate()
-        launcher.wait()
+        _end(launcher)
         raise
     if "address" not in answer:
-        code = launcher.wait()
-        error = StackError(
-            answer.get("error") or f"the launcher ended with code {code} before it served", hint=f"Its log is {log_folder / LOG}."
-        )
+        end = _end(launcher)
+        reason = answer.get("error") or f"the launcher ended with {end} before it served"
+        error = StackError(reason, hint=f"Its log is {log_folder / LOG}.")
         error.log = answer.get("log", "")
         raise error
+    launcher.leave()
     address, http, metrics = (answer.get(name, "") for name in ("address", "http", "metrics"))
     logs = str(log_folder)
     announce(notices, address, layout, pid=launcher.pid, http=http, metrics=metrics, log_folder=logs)
+
+
+def _end(launcher: ChildProcess) -> str:
+    """Wait for the end of a launcher whose stack does not serve, and kill it if that takes too long. Returns its end in words."""
+    launcher.wait(MARGIN_S)
+    launcher.close()
+    return describe_end(launcher.wait() or 0, "code")
 
 
 def _new_log_folder() -> Path:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from omnistage.cli.stack.layout import ANY_PORT, GATEWAY, ROUTER, Layout, move_port, room
 from omnistage.cli.stack.pipelines import fetch_own
-from omnistage.cli.stack.processes import Child, Tell, in_time, keep
+from omnistage.cli.stack.processes import ServerProcess, Tell, in_time, keep
 from omnistage.cli.stack.resources import Bounds, Ports, gateway_environment, memory_of_machine, router_bounds, stage_bounds, with_token
 from omnistage.client.errors import StackError, UnknownModelError
 from omnistage.client.threads import run_on_thread
@@ -48,7 +48,7 @@ class Servers:
     stage; empty for router and gateway. is_vital: when the last of the processes is given up, the stack is broken. all: every planned
     process. children: the processes that were not given up. keepers: a task for each process that serves."""
 
-    def __init__(self, children: Sequence[Child], pipelines: Collection[str] = (), *, is_vital: bool = False) -> None:
+    def __init__(self, children: Sequence[ServerProcess], pipelines: Collection[str] = (), *, is_vital: bool = False) -> None:
         self.pipelines = frozenset(pipelines)
         self.is_vital = is_vital
         self.all = list(children)
@@ -139,7 +139,7 @@ class Stack:
         return next((child.address for servers in self._fronts for child in servers.children if child.name == front), "")
 
     @property
-    def children(self) -> list[Child]:
+    def children(self) -> list[ServerProcess]:
         """All processes that are to run and were not given up; the router is the last."""
         return [child for servers in self._all if servers.starting is not None for child in servers.children]
 
@@ -223,10 +223,7 @@ class Stack:
     async def _end(self, servers: Servers) -> None:
         """End these processes, and the tasks that would start them again. Afterwards all of them may be started anew, also those that were
         given up."""
-        tasks = servers.tasks
-        await end_tasks(tasks)
-        for task in tasks:
-            task.cancelled() or task.exception()  # Read, so that asyncio does not log the error: the tasks that wait get it too.
+        await end_tasks(servers.tasks)
         async with asyncio.TaskGroup() as ends:
             for child in servers.all:
                 ends.create_task(child.stop(self._layout.servers.grace_s))
@@ -303,11 +300,11 @@ class Stack:
         bound: Bounds,
         metrics_address: str = ANY_PORT,
         variables: Mapping[str, str] | None = None,
-    ) -> Child:
+    ) -> ServerProcess:
         """The object of one process. variables: its environment; None: that of the stages."""
         log = None if self._verbose or self.log_folder is None else self.log_folder / f"{name}.log"
         environment = variables or self._environment
-        return Child(name, f"omnistage.{kind}", arguments, address, metrics_address, log, environment, self._ports.fds, bound)
+        return ServerProcess(name, f"omnistage.{kind}", arguments, address, metrics_address, log, environment, self._ports.fds, bound)
 
     def _for_gateway(self) -> dict[str, str]:
         """The variables of the gateway. It calls no stage, so it does not get their token. Its films are in a folder of the stack, unless
@@ -357,15 +354,15 @@ class Stack:
                 raise
             raise failures.exceptions[0] from None
 
-    async def _start_child(self, servers: Servers, child: Child, wait_fd: int | None = None, words: Sequence[str] = ()) -> None:
-        """Start a process, wait until it serves, and have it kept from then on. wait_fd, words: `start_fd` and `words` of `Child.start`."""
+    async def _start_child(self, servers: Servers, child: ServerProcess, wait_fd: int | None = None, words: Sequence[str] = ()) -> None:
+        """Start a process, wait until it serves, and have it kept from then on. wait_fd, words: `start_fd` and `words` of its `start`."""
         await child.start(self._lifeline_fd, wait_fd, words)
         self._report(child.name)
         keeper = asyncio.create_task(self._keep(servers, child))
         keeper.add_done_callback(self._note_keeper_end)
         servers.keepers.append(keeper)
 
-    async def _start_gateway(self, servers: Servers, child: Child) -> None:
+    async def _start_gateway(self, servers: Servers, child: ServerProcess) -> None:
         """Start the gateway. If it does not start, it is given up, and the stack goes on without it."""
         tries = room(child.address, self._own_addresses(self.address), HTTP_PORT_TRIES)
         try:
@@ -377,11 +374,11 @@ class Stack:
 
     # Keeping -------------------------------------------------------------------------------------------------------------------------
 
-    async def _keep(self, servers: Servers, child: Child) -> None:
+    async def _keep(self, servers: Servers, child: ServerProcess) -> None:
         """Keep a process running, and give it up when that fails."""
         self._give_up(servers, child, await keep(child, self._lifeline_fd, self._tell))
 
-    def _give_up(self, servers: Servers, child: Child, error: StackError) -> None:
+    def _give_up(self, servers: Servers, child: ServerProcess, error: StackError) -> None:
         """Give a process up: nothing starts it again. If no other does the same work, the pipelines that need it are out; if it was the
         router, the stack is broken."""
         self._tell("given up", error.message)
