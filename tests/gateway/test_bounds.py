@@ -391,7 +391,7 @@ async def test_a_bug_is_told_as_one_and_costs_no_other_request(toy: servers.Serv
         raise RuntimeError("a secret of the log")
 
     async with local_gateway(toy.address) as (url, _):
-        for place in ("guard._parse_json", "door.Call.options"):
+        for place in ("guard._parse_json", "door.HttpCall.options"):
             with monkeypatch.context() as broken:
                 broken.setattr(f"omnistage.gateway.{place}", fails)
                 told = await asyncio.to_thread(answer, url, post())

@@ -15,7 +15,7 @@ from omnistage.client.files import channels_of
 from omnistage.gateway.accounts import Events
 from omnistage.gateway.answering import Pieces, as_event, stream_response
 from omnistage.gateway.body import Body, DrawnBody, Ignored, Seed, Voice, new_router
-from omnistage.gateway.door import Call, ThisCall
+from omnistage.gateway.door import HttpCall, ThisCall
 from omnistage.gateway.failure import fields_of
 from omnistage.gateway.offer import SOUND, SPEAK
 from omnistage.gateway.report import account_fields, failover_fields, speech_usage, unspoken_fields
@@ -62,7 +62,7 @@ PieceWriter = Callable[[bytes | Event], bytes]
 """Writes the next bytes of a sound file, or an event of the answer, as a piece of the HTTP answer; an empty piece is not sent."""
 
 
-async def _respond(call: Call, body: SpeechBody | SoundRequest, events: Events, write_event: PieceWriter) -> Response:
+async def _respond(call: HttpCall, body: SpeechBody | SoundRequest, events: Events, write_event: PieceWriter) -> Response:
     """The answer with a sound: one file while it is made, or server-sent events, which `write_event` writes."""
     if body.stream_format == "sse":
         return await stream_response(call.account, _pieces(events, body.response_format, write_event))

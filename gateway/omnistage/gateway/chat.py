@@ -19,7 +19,7 @@ from omnistage.client.events import AudioChunk, Done, Failover, TextDelta, Thoug
 from omnistage.gateway.accounts import Events
 from omnistage.gateway.answering import DONE, Numbered, Pieces, as_event, merge_events, run_all, stream_response
 from omnistage.gateway.body import MAX_MESSAGES, ConversationBody, Ignored, Refused, StrictBody, TextSchema, ToolChoice, Voice, new_router
-from omnistage.gateway.door import Call, ThisCall
+from omnistage.gateway.door import HttpCall, ThisCall
 from omnistage.gateway.failure import fields_of, invalid
 from omnistage.gateway.kept import new_name
 from omnistage.gateway.messages import turns_of
@@ -158,7 +158,7 @@ def names_of(body: ChatRequest) -> Mapping[str, str]:
     return {**FIELDS, "max_tokens": limit_name, "thinker.max_tokens": limit_name, "thinker.constraint": constraint_name}
 
 
-async def _ask_all(call: Call, body: ChatRequest, pipeline: str) -> list[Events]:
+async def _ask_all(call: HttpCall, body: ChatRequest, pipeline: str) -> list[Events]:
     """The events of each answer to a request. The router is asked for an answer when its first event is read."""
     transcripts = call.door.transcripts
     turns = await turns_of(body.messages, lambda name: transcripts.get(call.client, name), call.fetch, use_audio=body.hears_films)
@@ -175,7 +175,7 @@ def _reason(finish_reason: str) -> str:
     return "length" if finish_reason == "length" else "stop"
 
 
-async def _whole_choice(call: Call, body: ChatRequest, number: int, events: Events) -> tuple[dict[str, Any], Usage]:
+async def _whole_choice(call: HttpCall, body: ChatRequest, number: int, events: Events) -> tuple[dict[str, Any], Usage]:
     """The answer with this number, as one object, and what it cost. events: of the answer."""
     encoder = _new_encoder(body)
     deltas: list[TextDelta] = []
@@ -217,7 +217,7 @@ def _sound(answer: Answer, encoder: Encoder) -> str:
 class ChatStream:
     """Makes server-sent events of the answers to one request. frame: the fields that all chunks have."""
 
-    def __init__(self, call: Call, body: ChatRequest, frame: Mapping[str, Any]) -> None:
+    def __init__(self, call: HttpCall, body: ChatRequest, frame: Mapping[str, Any]) -> None:
         self._body = body
         self._options = body.stream_options or StreamOptions()
         self._frame = {**frame, "object": "chat.completion.chunk", **({"usage": None} if self._options.include_usage else {})}
@@ -270,7 +270,7 @@ class _Choice:
     """One of the answers while it is streamed. Its methods return the field `delta` of a chunk; `end` returns several. is_heard: whether
     any sound has come."""
 
-    def __init__(self, call: Call, body: ChatRequest) -> None:
+    def __init__(self, call: HttpCall, body: ChatRequest) -> None:
         self._call = call
         self._name = new_name("audio_")
         self._texts: list[str] = []

@@ -22,7 +22,7 @@ from omnistage.gateway.failure import ApiError
 from omnistage.gateway.fetching import Fetch, Fetcher
 from omnistage.gateway.film_jobs import Jobs
 from omnistage.gateway.film_store import Store
-from omnistage.gateway.kept import FILES_BYTES, ExpiringCache, PictureFile, Transcripts
+from omnistage.gateway.kept import FILES_BYTES, ExpiringCache, StoredPicture, Transcripts
 from omnistage.gateway.offer import Offer, view_of
 from omnistage.gateway.settings import GatewaySettings
 from omnistage.host.token import Token
@@ -36,7 +36,7 @@ KEY_HEADERS = ("x-api-key", "api-key")
 """Headers that may carry a key instead of `Authorization: Bearer KEY`, which OpenAI's clients send."""
 
 
-class Call:
+class HttpCall:
     """One request to an endpoint, and its sender. account: of the request. omni: asks the router with the sender's key. client: the
     sender's name, by which films, texts and other data are kept apart. host: a name of the sender's host; all senders of a host share what
     one host gets."""
@@ -64,9 +64,9 @@ class Call:
         return self.account.noted(events)
 
 
-async def call_of(request: Request) -> Call:
+async def call_of(request: Request) -> HttpCall:
     """The call that the guard has made of a request."""
-    return cast(Call, request.state.call)
+    return cast(HttpCall, request.state.call)
 
 
 async def door_of(request: Request) -> Door:
@@ -74,7 +74,7 @@ async def door_of(request: Request) -> Door:
     return cast(Door, request.app.state.door)
 
 
-ThisCall = Annotated[Call, Depends(call_of)]
+ThisCall = Annotated[HttpCall, Depends(call_of)]
 ThisDoor = Annotated["Door", Depends(door_of)]
 """Parameters of endpoints."""
 
@@ -92,7 +92,7 @@ class Door:
         self.offer = Offer(self.omni, settings.model_names, settings.voice_names)
         self.fetcher = Fetcher(settings.media_hosts, settings.max_message_bytes)
         self.transcripts = Transcripts()
-        self.pictures: ExpiringCache[PictureFile] = ExpiringCache(FILES_BYTES)
+        self.pictures: ExpiringCache[StoredPicture] = ExpiringCache(FILES_BYTES)
         self.serves = False
         self.running = 0
         metrics.inflight.set_function(lambda: self.running)
@@ -113,7 +113,7 @@ class Door:
         """End all jobs of films; the next gateway with this folder goes on with them."""
         await self._exits.aclose()
 
-    def call(self, headers: Headers, account: HttpAccount) -> Call:
+    def call(self, headers: Headers, account: HttpAccount) -> HttpCall:
         """The call of a request. Its sender is named by the key in the headers, or without a key by the host in the account. Raises
         ApiError 401 for a text that cannot be a key."""
         key = _key(headers)
@@ -122,7 +122,7 @@ class Door:
         if key:
             account.client = f"key:{hashlib.sha256(key.encode()).hexdigest()[:16]}"  # As in the log of the router.
         try:
-            return Call(self, account, self._view(name, host), self._hashed(f"visitor {name}"), host)
+            return HttpCall(self, account, self._view(name, host), self._hashed(f"visitor {name}"), host)
         except BadRequestError as error:
             fault = error.message.removeprefix("api_key: ")
             raise ApiError(401, f"the API key {fault}", code="invalid_api_key") from None

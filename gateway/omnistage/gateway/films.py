@@ -19,7 +19,7 @@ from omnistage.client.media import to_part
 from omnistage.client.options import OPTIONS, fault_of
 from omnistage.gateway.answering import stream_response
 from omnistage.gateway.body import DrawnBody, Ignored, PipelineOptions, form_of, is_form, new_router, validate_body
-from omnistage.gateway.door import Call, ThisCall
+from omnistage.gateway.door import HttpCall, ThisCall
 from omnistage.gateway.failure import ApiError, invalid, unsupported_error
 from omnistage.gateway.film_jobs import FIELDS, PICTURE, Jobs
 from omnistage.gateway.film_store import ENDS, FilmJob, ask_for_film, run_to_end
@@ -110,7 +110,7 @@ async def _read(request: Request) -> tuple[FilmRequest, Media]:
     return body, take_pictures(body)
 
 
-async def _create_job(call: Call, body: FilmRequest, media: Media) -> dict[str, Any]:
+async def _create_job(call: HttpCall, body: FilmRequest, media: Media) -> dict[str, Any]:
     """Make a job of the request, have it kept, and return it in OpenAI's shape. media: as in `_read`. Raises OmniError, ApiError."""
     if body.seconds is not None and body.frames is not None:
         raise invalid("seconds", "frames say how long it is; give one of them")
@@ -151,7 +151,7 @@ def _check(options: Mapping[str, Any]) -> None:
             raise BadRequestError.of(name, fault)
 
 
-async def _picture(call: Call, media: Media) -> bytes:
+async def _picture(call: HttpCall, media: Media) -> bytes:
     """The bytes of the picture's file. Raises OmniError, ApiError."""
     (picture,) = (await fetch_pictures(media, call.fetch)).values()
     part = await asyncio.to_thread(to_part, picture, "image", PICTURE)

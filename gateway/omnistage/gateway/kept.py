@@ -74,7 +74,7 @@ FILES_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class PictureFile:
+class StoredPicture:
     """A picture that can be fetched at a URL. data: its file."""
 
     data: bytes

@@ -22,10 +22,10 @@ from omnistage.client.events import Done, Failover, Picture, Progress, Usage
 from omnistage.gateway.accounts import Events
 from omnistage.gateway.answering import Pieces, as_event, stream_response
 from omnistage.gateway.body import Body, DrawnBody, Ignored, form_of, is_form, new_router, validate_body, value_of_json
-from omnistage.gateway.door import Call, ThisCall
+from omnistage.gateway.door import HttpCall, ThisCall
 from omnistage.gateway.failure import ApiError, fields_of, invalid
 from omnistage.gateway.fetching import Fetch
-from omnistage.gateway.kept import FILES_BYTES, KEPT_S, PictureFile
+from omnistage.gateway.kept import FILES_BYTES, KEPT_S, StoredPicture
 from omnistage.gateway.offer import DRAW
 from omnistage.gateway.report import account_fields, failover_fields, picture_usage
 
@@ -193,7 +193,7 @@ async def _read_edit(request: Request) -> tuple[PictureRequest, Media, str]:
     return validate_body(PictureRequest, texts), media | {name: data for name, data in files if name in GUIDES}, "image"
 
 
-async def _ask(call: Call, body: PictureRequest, media: Media) -> Events:
+async def _ask(call: HttpCall, body: PictureRequest, media: Media) -> Events:
     """The events of a drawing; the router is asked when the first of them is read. media: emptied, because the client library has copied
     them, and nobody needs them any more."""
     fetched_media = await fetch_pictures(media, call.fetch)
@@ -230,9 +230,9 @@ def _wants_url(body: PictureRequest) -> bool:
 # A whole answer ------------------------------------------------------------------------------------------------------------------------
 
 
-def _keep(call: Call, request: Request, picture: Picture) -> str:
+def _keep(call: HttpCall, request: Request, picture: Picture) -> str:
     """Keep a picture, and return its URL of this gateway."""
-    name, _ = call.door.pictures.put(call.account.host, PictureFile(picture.data, picture.media_type), len(picture.data))
+    name, _ = call.door.pictures.put(call.account.host, StoredPicture(picture.data, picture.media_type), len(picture.data))
     return str(request.url_for("picture_file", name=f"{name}.{_format(picture)}"))
 
 
@@ -344,7 +344,7 @@ async def edits(call: ThisCall, request: Request) -> Response:
     return await _respond(call, request, body, media, "image_edit")
 
 
-async def _respond(call: Call, request: Request, body: PictureRequest, media: Media, event_name: str) -> Response:
+async def _respond(call: HttpCall, request: Request, body: PictureRequest, media: Media, event_name: str) -> Response:
     """Draw, and answer with the whole or as a stream. media: the pictures to draw from. event_name: see `_events`."""
     _check(body)
     events = await _ask(call, body, media)

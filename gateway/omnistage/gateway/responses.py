@@ -16,7 +16,7 @@ from omnistage.client.events import Done, Event, TextDelta, ThoughtDelta
 from omnistage.gateway.accounts import Events
 from omnistage.gateway.answering import Pieces, as_event, stream_response
 from omnistage.gateway.body import MAX_MESSAGES, ConversationBody, Ignored, Refused, Seed, StrictBody, TextSchema, limit_keys, new_router
-from omnistage.gateway.door import Call, ThisCall
+from omnistage.gateway.door import HttpCall, ThisCall
 from omnistage.gateway.failure import ApiError, fields_of, invalid, unsupported_error
 from omnistage.gateway.kept import new_name
 from omnistage.gateway.messages import Turn, check_keys, with_fetched
@@ -350,7 +350,7 @@ class _ResponseBuilder:
         }
 
 
-async def _ask(call: Call, body: ResponsesRequest, pipeline: str, turns: list[Turn], names: Mapping[str, str]) -> Events:
+async def _ask(call: HttpCall, body: ResponsesRequest, pipeline: str, turns: list[Turn], names: Mapping[str, str]) -> Events:
     """The events of the answer; the router is asked when the first of them is read. turns, names: see `turns_of`."""
     fetched_turns = await with_fetched(turns, [names[f"conversation[{i}]"] for i in range(len(turns))], call.fetch)
     options = body.text_options() | {
