@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from helpers import lengths, media_files, servers
 from helpers.command import omnistage
+from helpers.drawings import checkpoint
 from helpers.output import COMMAND, names, object_of, refusal
 from helpers.peer import PlayingPeer, listening
 from helpers.processes import ProcessFamily, StartedProcess
@@ -28,6 +29,8 @@ from helpers.terminal import CTRL_C, terminal_after
 from omnistage.cli.main import app
 from omnistage.cli.make import drawing
 from omnistage.cli.make.drawing_screen import MAX_COLUMNS, MAX_ROWS, cells, picture_size
+from omnistage.cli.stack.layout import Layout
+from omnistage.cli.targets import Need, target_for
 from omnistage.cli.wording import SHELL, word_error
 from omnistage.client import AsyncOmni, Omni
 from omnistage.client.errors import BadRequestError, RequestError
@@ -358,6 +361,42 @@ def test_the_default_takes_no_picture(tmp_path: Path) -> None:
     assert error == "error: picture takes text, not image"
     assert hint == "hint: Give another --pipeline: a checkpoint of diffusers that takes image (its folder, or OWNER/NAME) or toy-film."
     assert names(tmp_path) == ["before.png"]
+
+
+@lengths.long_form(
+    "cli/test_draw.py::test_layers_of_several_pictures_and_previews_are_files_and_one_object",
+    "models/diffusers/test_model.py::test_layers_of_each_of_several_results_stay_together",
+    "cli/test_draw.py::test_a_refusal_names_what_was_typed_and_has_a_hint_where_it_adds_something",
+)
+def test_a_checkpoint_makes_layers_of_a_picture_and_needs_one(family: ProcessFamily, tmp_path: Path) -> None:
+    (tmp_path / "poster.png").write_bytes(media_files.picture(2, 64, 64))
+    folder = checkpoint("qwen-image-layered")
+    layout = target_for(Need(["text", "image"], ["image"], "diffusion"), None, str(folder)).at
+    assert isinstance(layout, Layout) and layout.names == "diffusers"
+    assert layout.pipelines[0].stages[0].checkpoint == str(folder)
+    small = tmp_path / "small.yaml"  # A stage draws twice before it serves, and 640 pixels wide where nothing is said.
+    small.write_text(OWN.replace("FAMILY", "diffusers").replace("OPTIONS", "condition_area: 4096"))
+    words = ("--layers", "2", "--steps", "2", "--guidance", "1", "--seed", "4", "--json", "--out", tmp_path / "parts.png")
+    with Omni(model_path=folder, pipeline=str(small)) as omni:
+        refused = draw("its parts", *words, "--address", omni.address)
+        done = draw("its parts", *words, "--image", tmp_path / "poster.png", "--address", omni.address)
+    error, hint = refused.stderr.splitlines()
+    assert error.startswith("error: --image: ") and error.endswith("edits one picture, and none came")
+    assert hint == "hint: It changes a picture: give one with --image F."
+    told = object_of(done)
+    assert [(Path(file["path"]).name, file["result"], file["layer"], file["width"], file["height"]) for file in told["files"]] == [
+        ("parts-layer-0.png", 0, 0, 32, 32),
+        ("parts-layer-1.png", 0, 1, 32, 32),
+    ]
+    assert (told["pipeline"], told["steps"], told["seed"]) == ("own", 2, 4)
+    assert names(tmp_path) == ["parts-layer-0.png", "parts-layer-1.png", "poster.png", "small.yaml"]
+    layers = []
+    for file in told["files"]:
+        with Image.open(file["path"]) as image:
+            assert (image.format, image.mode) == ("PNG", "RGBA")
+            layers.append(np.asarray(image))
+    assert layers[0].std() > 5 and not np.array_equal(layers[0], layers[1])
+    assert family.wait_ended() == []
 
 
 def test_a_picture_larger_than_pillow_reads_has_no_size_and_no_cells(monkeypatch: pytest.MonkeyPatch) -> None:

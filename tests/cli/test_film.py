@@ -37,6 +37,14 @@ defaults:
   diffusion: {frames: 4}
 """
 
+ANSWERING = """
+name: answering
+description: Of a test.
+inputs: [text]
+outputs: [text, image, video, audio]
+stages: [{kind: thinker, family: toy}]
+"""
+
 
 def diffusers_stack(logs: Path, model: str) -> AbstractContextManager[servers.ServerProcesses]:
     """A small checkpoint with random weights, served. model: a kind of `helpers.drawings.checkpoint`."""
@@ -154,6 +162,32 @@ def test_without_a_router_the_pipelines_that_can_are_named(tmp_path: Path) -> No
     assert names(tmp_path) == []
 
 
+@lengths.long_form(
+    "cli/test_film.py::test_a_film_is_a_file_and_a_line_of_figures",
+    "cli/test_commands.py::test_without_an_address_a_stack_is_started_for_the_call",
+)
+def test_a_stack_of_a_folder_makes_a_film(tmp_path: Path) -> None:
+    done = omnistage("film", "a hill", "--out", "x.webm", *SMALL, "--model", checkpoint("wan2.2-t2v"), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert probed(tmp_path / "x.webm") == ["vp9", "32", "32", "5"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("film", "a hill", "--out", "x.webm"), "error: answering makes no films"),
+        (("sound", "rain", "--out", "x.wav"), "error: answering makes no sound of a prompt"),
+        (("draw", "a hill", "--out", "x.png"), "error: answering does not draw"),
+    ],
+)
+def test_a_pipeline_that_only_says_it_can_makes_nothing_of_a_prompt(tmp_path: Path, words: tuple[str, ...], told: str) -> None:
+    """It has no stage that draws."""
+    (tmp_path / "answering.yaml").write_text(ANSWERING)
+    error, hint = refusal(*words, "--pipeline", "./answering.yaml", folder=tmp_path, variables={"OMNISTAGE_ROUTER": "none"})
+    assert error == told and hint.startswith("hint: Give another --pipeline")
+    assert names(tmp_path) == ["answering.yaml"]
+
+
 # Sound ---------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -210,9 +244,24 @@ def test_another_rate_has_the_same_waves() -> None:
 # Parts ---------------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("codec", "ending"), [(None, ".webm"), ("vp9", ".webm"), ("h264", ".mp4")])
-def test_a_film_without_a_name_gets_the_ending_of_its_codec(codec: str | None, ending: str) -> None:
-    assert FilmOrder("a hill", None, {}, as_json=False, images=(), sized=False, codec=codec).ending == ending
+@pytest.mark.parametrize(
+    ("out", "codec", "path", "media_type"),
+    [
+        (None, None, "hill.webm", "video/webm"),
+        (None, "vp9", "hill.webm", "video/webm"),
+        (None, "h264", "hill.mp4", 'video/mp4; codecs="avc1"'),
+        (Path("x.mp4"), None, "x.mp4", "video/mp4"),
+        (Path("X.MP4"), "vp9", "X.MP4", "video/mp4"),
+        (Path("X.MP4"), "h264", "X.MP4", 'video/mp4; codecs="avc1"'),
+    ],
+)
+def test_where_a_film_goes_and_how_it_is_encoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: Path | None, codec: str | None, path: str, media_type: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    order = FilmOrder("a hill", out, {}, as_json=False, images=(), sized=False, codec=codec)
+    order.check()
+    assert (str(order.path), order.options["media_type"]) == (path, media_type)
 
 
 def test_a_file_grows_at_its_place_and_what_came_stays(tmp_path: Path) -> None:

@@ -160,6 +160,23 @@ def test_a_stack_outlives_whoever_read_its_output(family: ProcessFamily, alone: 
         assert [replica.address for replica in after] == [replica.address for replica in before]
 
 
+@lengths.long_form(
+    "host/test_addresses.py::test_who_is_in_the_way_is_told", "cli/test_detached.py::test_a_stack_stays_when_its_command_ends"
+)
+def test_a_second_server_on_the_same_port_says_who_has_it(family: ProcessFamily, alone: str, free_port: int, tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port}"
+    logs = tmp_path / "not" / "yet"
+    with serving(family, alone, "--address", address) as first:
+        assert first.address() == address
+        taken = f"the port is taken by python -m omnistage.router (pid {pid_of('omnistage.router', family)})"
+        for option in ("--address", "--metrics-address"):
+            with ServeProcess(alone, option, address, "--log-dir", str(logs)) as second:
+                assert second.stderr is not None
+                assert second.stderr.read() == f"error: cannot listen on {address}: {taken}; choose another {option}\n"
+                assert second.wait(30) == 1
+        assert list(logs.iterdir()) == [], "no process was started that would write there"
+
+
 def test_what_dies_is_started_again_at_its_address(family: ProcessFamily, tmp_path: Path) -> None:
     """One of two replicas. Each has a log of its own."""
     with serving(family, "toy", "--replicas", "talker=2", "--log-dir", str(tmp_path / "logs")) as server:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -64,6 +65,29 @@ def kill_owner(family: ProcessFamily, number: signal.Signals, pipeline: str, cod
         owner.send_signal(number)
         owner.wait(30)
     assert family.wait_ended() == []
+
+
+@lengths.long_form(
+    "client/test_private_stack.py::test_it_is_started_once_for_all_threads_that_ask",
+    "client/test_request.py::test_settings_become_the_command_line_of_the_launcher",
+    "cli/test_serve.py::test_what_dies_is_started_again_at_its_address",
+    "link/test_chain.py::test_a_replica_that_comes_back_in_time_is_waited_for",
+)
+async def test_a_call_waits_for_a_killed_stage_and_other_programs_can_use_the_stack(family: ProcessFamily) -> None:
+    code = "import sys, json; from omnistage.client import Omni; print(json.dumps(Omni(address=sys.argv[1]).generate('Hi', seed=1).text))"
+    async with AsyncOmni(pipeline="toy", replicas={"thinker": 2}) as omni:
+        before = {replica.address: replica for replica in await omni.replicas()}
+        (talker,) = [replica for replica in before.values() if replica.stage == "talker"]
+        assert sorted(replica.stage for replica in before.values()) == ["code2wav", "talker", "thinker", "thinker"]
+        os.kill(talker.pid, signal.SIGKILL)
+        assert await asyncio.to_thread(wait_end, talker.pid, 30)
+        assert (await omni.generate("Hi", seed=1, timeout_s=120.0, max_retries=100)).text == TEXT
+        after = {replica.address: replica for replica in await omni.replicas()}
+        assert after.keys() == before.keys()
+        assert [address for address, replica in after.items() if replica.pid != before[address].pid] == [talker.address]
+        command = [sys.executable, "-c", code, omni.address]
+        other = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
+        assert json.loads(other.stdout) == TEXT
 
 
 def test_settings_reach_the_stages_or_are_refused(family: ProcessFamily) -> None:

@@ -361,6 +361,7 @@ def test_the_first_argument_of_a_client_is_what_it_starts(tmp_path: Path) -> Non
         ({"seed": 2**70}, "seed: is 1180591620717411303424; it must be a whole number, 0 to 18446744073709551615"),
         ({"sample_rate_hz": -1}, "sample_rate_hz: is -1; it must be 8000, 11025,"),
         ({"logprobs": 5}, "logprobs: is 5; it must be True or False"),
+        ({"voice": 3}, "voice: is 3; it must be text"),
         ({"voice": b"ann"}, "voice: is b'ann'; it must be text"),
         ({"json_schema": 3}, "json_schema: is 3; it must be text, or a dict"),
         ({"encoding": 3}, "encoding: is 3; it must be pcm16 or float32"),

@@ -218,6 +218,16 @@ def test_instructions_and_items_are_turns(client: openai.OpenAI) -> None:
 # Both
 
 
+async def test_the_client_for_asyncio_gets_the_same(url: str) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="test", max_retries=0) as client:
+        whole = await client.chat.completions.create(model="toy", messages=HELLO, seed=5)
+        chunks = [chunk async for chunk in await client.chat.completions.create(model="toy", messages=HELLO, seed=5, stream=True)]
+        async with client.responses.stream(model="toy", input="Hello", extra_body=SEED) as stream:
+            answer = await stream.get_final_response()
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content == WHOLE
+    assert answer.output_text == WHOLE
+
+
 CHAT, RESPONSES = ("/chat/completions", {"messages": HELLO}), ("/responses", {"input": "Hello"})
 BODIES: dict[str, tuple[tuple[str, dict[str, Any]], dict[str, Any]]] = {
     "text": (CHAT, {}),

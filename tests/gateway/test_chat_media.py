@@ -153,6 +153,11 @@ def test_a_pipeline_without_sound_is_not_asked_for_it(client: openai.OpenAI) -> 
     assert caught.value.param == "modalities"
 
 
+def test_a_response_sees_pictures(client: openai.OpenAI) -> None:
+    parts = [{"type": "input_text", "text": "See "}, {"type": "input_image", "image_url": data_url(png(PICTURE), "image/png")}]
+    assert responded(client, *parts) == said("See ", PICTURE)
+
+
 def test_what_cannot_be_read_is_named(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         asked(client, text("See"), image(data_url(png(PICTURE)[:60], "image/png")))
