@@ -161,7 +161,7 @@ def test_texts_are_spoken(toy_address: str, tmp_path: Path) -> None:
     (level,) = told["levels"]
     assert (told["task"], told["prompts"]) == ("say", "2 prompts of texts.txt")
     limits = {"requests": 4, "seconds": None}
-    assert level["load"] == {"loop": "open", "arrivals": "constant", "rate": 20.0, "burst": 1, "max_open": 256, **limits}
+    assert level["load"] == {"loop": "open", "arrivals": "constant", "rate": 20.0, "max_open": 256, **limits}
     assert [request["due_s"] for request in level["requests"]] == [0.0, 0.05, 0.1, 0.15]
     assert all(request["begun_s"] >= request["due_s"] for request in level["requests"])
     with Omni(address=toy_address) as omni:

@@ -33,7 +33,7 @@ from helpers.serving import ServeProcess, pid_of, serving
 from helpers.toy_pipeline import toy_pipeline
 from helpers.waiting import until
 from omnistage.cli.stack import processes
-from omnistage.cli.stack.processes import ServerProcess, keep
+from omnistage.cli.stack.processes import StackProcess, keep
 from omnistage.cli.stack.resources import OOM_SCORE, bound_text, mapped, memory_of_machine, router_bounds, stage_bounds
 from omnistage.client import Omni
 from omnistage.client.connection import Replica
@@ -348,7 +348,7 @@ QUESTIONS = processes.MAX_UNANSWERED + 2
 class KeptTalker:
     """A toy Talker with its keeper. told: what the keeper said."""
 
-    child: ServerProcess
+    child: StackProcess
     told: asyncio.Queue[tuple[str, str]]
 
     async def described(self) -> int:
@@ -360,7 +360,7 @@ class KeptTalker:
 @asynccontextmanager
 async def kept(log: Path) -> AsyncIterator[KeptTalker]:
     words, variables = ["omnistage.talker", "--family", "toy"], {**os.environ, **ENDING}
-    child = ServerProcess("talker", "helpers.hanging", words, take_address(), "127.0.0.1:0", log, variables)
+    child = StackProcess("talker", "helpers.hanging", words, take_address(), "127.0.0.1:0", log, variables)
     lifeline = os.pipe()
     told: asyncio.Queue[tuple[str, str]] = asyncio.Queue(100)
     try:
@@ -435,7 +435,7 @@ async def test_a_keeper_that_was_held_up_itself_blames_nobody(tmp_path: Path, mo
 @pytest.mark.parametrize("room", range(6))
 async def test_without_descriptors_it_says_that_it_cannot_be_started(room: int, capfd: pytest.CaptureFixture[str]) -> None:
     """Whichever it is that cannot be had: a pipe, the log, or what Python needs for a process."""
-    child = ServerProcess("talker", "omnistage.talker", [], "127.0.0.1:0", "127.0.0.1:0", Path(os.devnull))
+    child = StackProcess("talker", "omnistage.talker", [], "127.0.0.1:0", "127.0.0.1:0", Path(os.devnull))
     before = open_files()
     with few_descriptors(room), pytest.raises(StackError, match=r"^talker cannot be started: \[Errno 24\] Too many open files"):
         await child.start(0)
@@ -450,7 +450,7 @@ async def test_the_reason_of_a_server_that_cannot_start_is_told_also_when_it_has
         films.execute("INSERT INTO secret VALUES(zeroblob(32))")
         films.commit()
     words = ["--video-folder", str(tmp_path), "--router", "127.0.0.1:1"]
-    server = ServerProcess("gateway", "omnistage.gateway", words, "127.0.0.1:0", "127.0.0.1:0", tmp_path / "log")
+    server = StackProcess("gateway", "omnistage.gateway", words, "127.0.0.1:0", "127.0.0.1:0", tmp_path / "log")
     lifeline, end = os.pipe()
     try:
         with pytest.raises(StackError, match=r"^gateway cannot start: .* is damaged"):

@@ -305,7 +305,7 @@ STRANGE: dict[str, Mapping[str, object]] = {
     "sha-absolute": {"sha": "/home/me"},
     "sha-above": {"sha": "../.."},
 }
-"""What a hub says of merges.txt, or of the repository."""
+"""Facts that a hub tells of merges.txt, or of the repository."""
 
 
 def test_a_list_that_cannot_be_is_no_hubs(hub: HubServer, tmp_path: Path) -> None:

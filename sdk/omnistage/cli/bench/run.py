@@ -164,7 +164,7 @@ async def _warm_up(load: Closed, ask: Ask, numbers: Iterator[int]) -> None:
 
     try:
         await Level(load, ask_at_once, numbers).measure()
-    except ExceptionGroup as group:  # Of the tasks that send them; the others were cancelled.
+    except ExceptionGroup as group:  # It has the error of one task; the other tasks were cancelled.
         raise group.exceptions[0] from None
 
 

@@ -1,4 +1,4 @@
-"""One server process of a stack. `ServerProcess` starts it, waits until it serves, and stops it. `keep` keeps it running: starts it again,
+"""One server process of a stack. `StackProcess` starts it, waits until it serves, and stops it. `keep` keeps it running: starts it again,
 at the same address, when it has ended by itself, and kills it first if it no longer answers.
 
 A call of native code that keeps Python's lock stops the whole process, with any watchdog in it: only another process can notice that. The
@@ -32,7 +32,7 @@ STOP_MARGIN_S = 5.0
 
 
 @dataclass(eq=False)
-class ServerProcess:
+class StackProcess:
     """A server process of the stack.
 
     name: for people, such as talker-1. module, arguments: its command line, as `python -m MODULE ARGUMENTS`. address: HOST:PORT at which it
@@ -185,11 +185,11 @@ async def in_time(name: str, log_lines: Callable[[], str] = str) -> AsyncIterato
         raise error from None
 
 
-async def keep(child: ServerProcess, lifeline_fd: int, tell: Tell) -> StackError:
+async def keep(child: StackProcess, lifeline_fd: int, tell: Tell) -> StackError:
     """Watch a child that serves, and start it again when it has ended, after pauses that grow. Returns only when it is given up, after
-    MAX_FAILED_STARTS failures in a row, with the error of the last one. lifeline_fd: see `ServerProcess.start`.
+    MAX_FAILED_STARTS failures in a row, with the error of the last one. lifeline_fd: see `StackProcess.start`.
 
-    If this is cancelled while a process is being started, `ServerProcess.stop` can end that process.
+    If this is cancelled while a process is being started, `StackProcess.stop` can end that process.
     """
     clock = asyncio.get_running_loop().time
     backoff_s = FIRST_BACKOFF_S
@@ -215,7 +215,7 @@ async def keep(child: ServerProcess, lifeline_fd: int, tell: Tell) -> StackError
         tell("restarted", f"{child.name} (pid {child.pid}) after {clock() - lost_at:.1f} s")
 
 
-async def _loss(child: ServerProcess) -> tuple[str, str]:
+async def _loss(child: StackProcess) -> tuple[str, str]:
     """Wait until a child has ended; kill it if it does not answer. Returns the event and the text for `tell`."""
     label = f"{child.name} (pid {child.pid})"
     end = await first_of(child.wait(), child.silence())

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from omnistage.cli.stack.layout import ANY_PORT, GATEWAY, ROUTER, Layout, move_port, room
 from omnistage.cli.stack.pipelines import fetch_own
-from omnistage.cli.stack.processes import ServerProcess, Tell, in_time, keep
+from omnistage.cli.stack.processes import StackProcess, Tell, in_time, keep
 from omnistage.cli.stack.resources import Bounds, Ports, gateway_environment, memory_of_machine, router_bounds, stage_bounds, with_token
 from omnistage.client.errors import StackError, UnknownModelError
 from omnistage.client.threads import run_on_thread
@@ -48,7 +48,7 @@ class Servers:
     stage; empty for router and gateway. is_vital: when the last of the processes is given up, the stack is broken. all: every planned
     process. children: the processes that were not given up. keepers: a task for each process that serves."""
 
-    def __init__(self, children: Sequence[ServerProcess], pipelines: Collection[str] = (), *, is_vital: bool = False) -> None:
+    def __init__(self, children: Sequence[StackProcess], pipelines: Collection[str] = (), *, is_vital: bool = False) -> None:
         self.pipelines = frozenset(pipelines)
         self.is_vital = is_vital
         self.all = list(children)
@@ -139,7 +139,7 @@ class Stack:
         return next((child.address for servers in self._fronts for child in servers.children if child.name == front), "")
 
     @property
-    def children(self) -> list[ServerProcess]:
+    def children(self) -> list[StackProcess]:
         """All processes that are to run and were not given up; the router is the last."""
         return [child for servers in self._all if servers.starting is not None for child in servers.children]
 
@@ -300,11 +300,11 @@ class Stack:
         bound: Bounds,
         metrics_address: str = ANY_PORT,
         variables: Mapping[str, str] | None = None,
-    ) -> ServerProcess:
+    ) -> StackProcess:
         """The object of one process. variables: its environment; None: that of the stages."""
         log = None if self._verbose or self.log_folder is None else self.log_folder / f"{name}.log"
         environment = variables or self._environment
-        return ServerProcess(name, f"omnistage.{kind}", arguments, address, metrics_address, log, environment, self._ports.fds, bound)
+        return StackProcess(name, f"omnistage.{kind}", arguments, address, metrics_address, log, environment, self._ports.fds, bound)
 
     def _for_gateway(self) -> dict[str, str]:
         """The variables of the gateway. It calls no stage, so it does not get their token. Its films are in a folder of the stack, unless
@@ -354,7 +354,7 @@ class Stack:
                 raise
             raise failures.exceptions[0] from None
 
-    async def _start_child(self, servers: Servers, child: ServerProcess, wait_fd: int | None = None, words: Sequence[str] = ()) -> None:
+    async def _start_child(self, servers: Servers, child: StackProcess, wait_fd: int | None = None, words: Sequence[str] = ()) -> None:
         """Start a process, wait until it serves, and have it kept from then on. wait_fd, words: `start_fd` and `words` of its `start`."""
         await child.start(self._lifeline_fd, wait_fd, words)
         self._report(child.name)
@@ -362,7 +362,7 @@ class Stack:
         keeper.add_done_callback(self._note_keeper_end)
         servers.keepers.append(keeper)
 
-    async def _start_gateway(self, servers: Servers, child: ServerProcess) -> None:
+    async def _start_gateway(self, servers: Servers, child: StackProcess) -> None:
         """Start the gateway. If it does not start, it is given up, and the stack goes on without it."""
         tries = room(child.address, self._own_addresses(self.address), HTTP_PORT_TRIES)
         try:
@@ -374,11 +374,11 @@ class Stack:
 
     # Keeping -------------------------------------------------------------------------------------------------------------------------
 
-    async def _keep(self, servers: Servers, child: ServerProcess) -> None:
+    async def _keep(self, servers: Servers, child: StackProcess) -> None:
         """Keep a process running, and give it up when that fails."""
         self._give_up(servers, child, await keep(child, self._lifeline_fd, self._tell))
 
-    def _give_up(self, servers: Servers, child: ServerProcess, error: StackError) -> None:
+    def _give_up(self, servers: Servers, child: StackProcess, error: StackError) -> None:
         """Give a process up: nothing starts it again. If no other does the same work, the pipelines that need it are out; if it was the
         router, the stack is broken."""
         self._tell("given up", error.message)
