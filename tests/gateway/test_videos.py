@@ -10,6 +10,7 @@ import sqlite3
 import threading
 from base64 import b64encode
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -263,10 +264,13 @@ def test_a_damaged_page_costs_its_own_rows(place: str, tmp_path: Path, seed: int
     for name in names:
         store.put(film_job(name, prompt="\N{CAT}" * 20_000))
     store.close()
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as database:
+        roots = {page - 1 for (page,) in database.execute("SELECT rootpage FROM sqlite_master")}  # No job is read without these.
     data = bytearray((tmp_path / DATABASE).read_bytes())
     page_bytes = int.from_bytes(data[16:18])
     is_list = place == "in the list of rows"
-    pages = [number for number in range(4, len(data) // page_bytes) if (data[number * page_bytes] == 13) == is_list]
+    numbers = set(range(1, len(data) // page_bytes)) - roots
+    pages = [number for number in sorted(numbers) if (data[number * page_bytes] == 13) == is_list]
     begin = source.choice(pages) * page_bytes
     data[begin : begin + page_bytes] = source.randbytes(page_bytes)
     (tmp_path / DATABASE).write_bytes(data)
