@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import RenderableType
-from rich.constrain import Constrain
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
@@ -51,13 +50,8 @@ def bars(notices: Notices | None = None, *, lines: bool = True) -> Iterator[Show
         yield _Lines(notices, lines)
         return
     label = TextColumn("{task.description}", justify="right", table_column=Column(min_width=LABEL, no_wrap=True))
-    bar = BarColumn(None, table_column=Column(max_width=BAR))
-    # The other texts stay on one line: in a narrow terminal the bar becomes shorter first.
-    amount, rate, remaining_time = (
-        _Amount(Column(no_wrap=True)),
-        _Rate(Column(no_wrap=True)),
-        TimeRemainingColumn(True, True, Column(no_wrap=True)),
-    )
+    bar, remaining_time = BarColumn(None, table_column=Column(max_width=BAR)), TimeRemainingColumn(True, True, _one_line_column())
+    amount, rate = _Amount(_one_line_column()), _Rate(_one_line_column())
     columns = (label, bar, amount, rate, remaining_time) if notices.width >= NARROW else (label, amount, rate)
     with _Bars(*columns, console=notices, transient=True) as progress:
         tasks: dict[str, TaskID] = {}
@@ -70,11 +64,26 @@ def bars(notices: Notices | None = None, *, lines: bool = True) -> Iterator[Show
         yield show
 
 
+def _one_line_column() -> Column:
+    """A column for texts that stay on one line: in a narrow terminal the bar becomes shorter first."""
+    return Column(no_wrap=True)
+
+
 class _Bars(Progress):
     """Progress that leaves the last columns of the terminal free."""
 
     def get_renderable(self) -> RenderableType:
-        return Constrain(super().get_renderable(), max(1, self.console.width - MARGIN))
+        return _Inset(super().get_renderable())
+
+
+class _Inset:
+    """Wraps a renderable, which gets all columns of the terminal except the last MARGIN."""
+
+    def __init__(self, inner: RenderableType) -> None:
+        self._inner = inner
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from console.render(self._inner, options.update_width(max(1, options.max_width - MARGIN)))
 
 
 class _Lines:
