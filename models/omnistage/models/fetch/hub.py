@@ -284,6 +284,7 @@ class Fetch:
             file.partial.unlink()
         url = hf_hub_url(self._name.repository, file.path, revision=self._commit)
         headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
+        self._show(earlier_bytes + size_of(file.partial))
         with file.partial.open("ab") as out:
             bar = _bar(f"{file.path} of {self._name}", file.size, lambda count: self._show(earlier_bytes + count))
             http_get(url, out, resume_size=out.tell(), headers=headers, expected_size=file.size, tqdm_class=bar)
