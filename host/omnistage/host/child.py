@@ -31,6 +31,9 @@ PIECE_BYTES = 1 << 16
 
 MAX_LINE_BYTES = 1 << 20
 
+LOOK_S = 1.0
+"""Seconds between two looks at a program that was killed."""
+
 SIGNALS = {number.value: number.name for number in signal.Signals}
 
 _no_fork = threading.RLock()
@@ -78,6 +81,7 @@ class ChildProcess:
             self.end_fd = os.pidfd_open(self._process.pid)
             undo.pop_all()
             self._open.add(self)
+        self._status: int | None = None  # as `wait` returns it
         self._ending: asyncio.Future[None] | None = None  # done at the end; None: no task waits for it
 
     @property
@@ -92,22 +96,28 @@ class ChildProcess:
 
     def wait(self, limit_s: float | None = None) -> int | None:
         """Wait for the end, at most limit_s; None: for as long as it takes. Returns the exit status, or the negative number of the signal
-        that ended it; None: it still runs."""
-        if self._process.returncode is None and can_read(self.end_fd, limit_s):
-            self._process.wait()
-        return self._process.returncode
+        that ended it; None: it still runs. A signal handler may call this in the middle of any other call, so it waits for no lock: Popen's
+        own wait has one."""
+        if self._status is None and can_read(self.end_fd, limit_s) and self._status is None:
+            try:
+                end = os.waitid(os.P_PIDFD, self.end_fd, os.WEXITED | os.WNOWAIT)
+                self._status = 0 if end is None else end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+            except ChildProcessError:  # Somebody else has waited for it, perhaps the kernel; then Popen calls the status 0 too.
+                self._status = 0
+            self._process.poll()  # Frees its entry among the processes, unless an interrupted call is just doing that.
+        return self._status
 
     async def wait_on_loop(self) -> int:
         """Wait for the end on an event loop, always the same one; several tasks may wait. Returns as `wait`."""
         import asyncio  # Imported here: a process that decodes does without it.
 
-        if self.wait(0) is None:
+        while (status := self.wait(0)) is None:
             if self._ending is None:
                 loop = asyncio.get_running_loop()
                 self._ending = loop.create_future()
                 loop.add_reader(self.end_fd, self._note_end)
             await asyncio.shield(self._ending)
-        return self._process.wait()
+        return status
 
     def _note_end(self) -> None:
         """Called by the event loop at the end; wakes the tasks that wait."""
@@ -129,16 +139,19 @@ class ChildProcess:
         """Kill the program if it still runs, wait for its end, and close what this process has of it. A second call does nothing."""
         if self in self._open:
             self.kill()
-            self._process.wait()
+            while self.wait(LOOK_S) is None:  # A signal handler may close the descriptor in the middle of a look.
+                pass
             self._note_end()
             self.leave()
 
     def leave(self) -> None:
         """Close what this process has of the program, which goes on by itself. Nothing else may be called afterwards."""
         self._open.discard(self)
-        if self._process.returncode is None:
-            self._process.returncode = 0  # Without a status Python would warn that it still runs.
-        os.close(self.end_fd)
+        if self._status is None:
+            self._status = self._process.returncode = 0  # Without a status Python would warn that it still runs.
+        end_fd, self.end_fd = self.end_fd, -1
+        if end_fd >= 0:
+            os.close(end_fd)
         if self._process.stdin is not None:
             self._process.stdin.close()
 

@@ -280,9 +280,9 @@ class PlayerProcess(ChildProcess):
     def leave(self) -> None:
         super().leave()
         self._stderr.close()
-        if self._meter is not None:
-            os.close(self._meter)
-            self._meter = None
+        meter, self._meter = self._meter, None
+        if meter is not None:
+            os.close(meter)
 
     @property
     def heard_samples(self) -> int:
