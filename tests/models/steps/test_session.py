@@ -242,7 +242,7 @@ async def test_pieces_that_nobody_reads_have_a_bound_in_bytes(monkeypatch: pytes
     monkeypatch.setattr(session, "MAX_UNREAD_BYTES", 100)
     async with house() as made, aclosing(made.sessions.draw(SumJob(9, share=1.0, pieces=500))) as pieces:
         count = int(isinstance(await anext(pieces), EncodedPicture))
-        await until(lambda: made.sessions._decoding and not made.sessions._loop._stepping)
+        await until(lambda: any(reader.unread_bytes >= 100 for reader in made.sessions._decoding) and not made.sessions._loop._stepping)
         (reader,) = made.sessions._decoding
         assert 100 <= reader.unread_bytes <= 100 + 2 * (MAX_AHEAD + 2)
         async for piece in pieces:
