@@ -252,9 +252,8 @@ def fill(path: Path) -> None:
 @contextmanager
 def house(log_folder: Path, spool: Path) -> Iterator[House]:
     """All of them serving. spool: where media are put aside that clients stream."""
-    fleet = Fleet(log_folder)
     environment = {**ENVIRONMENT, "TMPDIR": str(spool)}
-    try:
+    with Fleet(log_folder) as fleet:
         for name, stage in STAGES.items():
             for number in range(REPLICAS):
                 # One of two sends every tensor through shared memory, the other one large ones only.
@@ -268,5 +267,3 @@ def house(log_folder: Path, spool: Path) -> Iterator[House]:
         fleet.add("router", "helpers.hanging", "omnistage.router", *flags, environment=ENVIRONMENT)
         fleet.ready("router")
         yield House(fleet)
-    finally:
-        fleet.close()

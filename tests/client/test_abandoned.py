@@ -170,25 +170,6 @@ async def test_a_call_on_the_loop_thread_is_refused(router: Local) -> None:
     await asyncio.wait_for(asyncio.to_thread(ask), PATIENCE_S)
 
 
-@lengths.long_form(
-    "client/test_abandoned.py::test_two_loops_one_after_the_other", "client/test_abandoned.py::test_streams_that_are_garbage_on_any_thread"
-)
-async def test_async_streams_that_are_garbage(router: Local) -> None:
-    async with AsyncOmni(address=router.address) as omni:
-        for collect in (gc.collect, lambda: asyncio.to_thread(gc.collect)):
-            before = cancelled(router)
-            for seed in range(STREAMS):
-                stream = omni.stream("Hi", seed=seed, max_tokens=ENDLESS, ignore_eos=True)
-                await anext(stream)
-                Cycle(stream)
-                del stream
-            result = collect()
-            if asyncio.iscoroutine(result):
-                await result
-            await ended(router, int(before) + STREAMS)
-        assert (await omni.say("Hi")).text
-
-
 async def test_one_client_on_two_loops_is_told(router: Local) -> None:
     omni = AsyncOmni(address=router.address)
     assert (await omni.say("Hi")).text

@@ -253,14 +253,6 @@ def test_omni_asks_the_named_one_and_tells_if_it_is_not_there(toy_address: str, 
         Omni()
 
 
-@lengths.long_form(
-    "client/test_found.py::test_what_is_to_be_started_is_started", "client/test_found.py::test_what_says_nothing_is_what_has_no_settings"
-)
-def test_omni_with_settings_has_a_stack_of_its_own(serving: str, tmp_path: Path) -> None:
-    with Omni(pipeline=toy_pipeline(tmp_path)) as omni:
-        assert omni.address != serving
-
-
 def test_what_says_nothing_is_what_has_no_settings() -> None:
     assert StackPlan().says_nothing and StackPlan({"start_timeout_s": 5}).says_nothing
     for plan in (StackPlan({"device": "cpu"}), StackPlan({"pipeline": "toy", "max_sessions": 4}), StackPlan({}, None, 2)):

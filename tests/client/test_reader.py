@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from helpers import lengths
 from helpers.peer import TEXT, Bare, Events, Play, PlayingPeer, answer, event, listening, playing
 from helpers.servers import Local, local_chain, local_router
 from omnistage import client
@@ -354,17 +353,6 @@ async def test_whole_answers_of_asyncio(router: Local) -> None:
     async with AsyncOmni(address=router.address) as omni:
         for number in range(ANSWERS):
             await omni.say("Hi.", seed=number)
-    assert ended(router) == {"OK": ANSWERS}
-
-
-@lengths.long_form("client/test_reader.py::test_whole_answers_and_streams_without_asyncio")
-async def test_streams_that_are_left_at_done(router: Local) -> None:
-    async with AsyncOmni(address=router.address) as omni:
-        for number in range(ANSWERS):
-            async with aclosing(omni.stream_say("Hi.", seed=number)) as events:
-                async for told in events:
-                    if isinstance(told, Done):
-                        break
     assert ended(router) == {"OK": ANSWERS}
 
 

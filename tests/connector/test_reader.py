@@ -154,19 +154,6 @@ def test_two_streams_of_one_arena_do_not_touch_each_other(arena: Arena, make_pai
     assert (kept.array == 2).all()
 
 
-@lengths.long_form("connector/test_two_processes.py::test_transfers_leave_memory_files_and_descriptors_as_they_were")
-def test_100_000_tensors_take_no_more_memory_than_one(arena: Arena, make_pair) -> None:
-    pair = make_pair(arena=arena)
-    array = np.zeros(2000, np.int32)
-    for _ in range(100_000):
-        (tensor,) = pair.sender.pack(array)
-        pair.receiver.unpack(tensor)
-        pair.sender.release(pair.receiver.take_release())
-    assert arena.bytes_total == MIB
-    assert arena.leases == pair.receiver.view_count == 0
-    assert Sender(arena).offers()[0].probe.shared_memory.generation == 100_002
-
-
 @pytest.fixture
 def no_descriptors() -> Iterator[None]:
     """Let this process open no more files."""

@@ -61,10 +61,6 @@ def delete(url: str, name: str) -> httpx2.Response:
     return httpx2.delete(f"{url}/v1/videos/{name}", headers=by("ann"), timeout=60)
 
 
-async def until_one_waits(server: ServerProcess) -> None:
-    await until(lambda: any(json.loads(line)["event"] == "film.waits" for line in server.log().splitlines()))
-
-
 def left(folder: Path) -> set[str]:
     """Ends of the names of the files of films."""
     return {path.suffix for path in (folder / "films").iterdir() if path.name.startswith("video_")}
@@ -181,24 +177,6 @@ async def test_clients_take_turns(film_maker: servers.ServerProcesses, tmp_path:
         assert get(url, f"/{later}").json()["progress"] < 100
 
 
-@lengths.long_form(
-    "gateway/test_film_jobs.py::test_a_film_that_ends_servers_is_not_begun_for_ever",
-    "gateway/test_film_jobs.py::test_a_film_waits_for_a_router_that_is_away",
-)
-async def test_a_film_for_which_there_is_no_place_waits(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
-    stages = f"diffusion={film_maker.addresses['diffusion']}"
-    flags = ("--pipeline", "toy-film", "--stages", stages, "--max-sessions", "1", "--grace", "5")
-    with ServerProcess("omnistage.router", *flags, log_folder=tmp_path) as router:
-        router.wait_ready()
-        with kept(router.address, tmp_path, "--video-runs", "2") as (url, server):
-            names = [ask(url, seed=seed, steps=20).json()["id"] for seed in (1, 2)]
-            for name, seed in zip(names, (1, 2), strict=True):
-                assert (await over(url, name))["status"] == "completed"
-                assert get(url, f"/{name}/content").content == frames(seed, steps=20)
-            waited = [line for line in map(json.loads, server.log().splitlines()) if line["event"] == "film.waits"]
-            assert {line["reason"] for line in waited} == {"OVERLOADED"}
-
-
 async def test_a_film_waits_for_a_router_that_is_away(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     flags = ("--pipeline", "toy-film", "--stages", f"diffusion={film_maker.addresses['diffusion']}", "--grace", "0")
     with ServerProcess("omnistage.router", *flags, log_folder=tmp_path) as first:
@@ -208,31 +186,12 @@ async def test_a_film_waits_for_a_router_that_is_away(film_maker: servers.Server
             await until_it_is(("in_progress",), url, name)
             first.process.kill()
             first.wait()
-            await until_one_waits(server)
+            await until(lambda: any(json.loads(line)["event"] == "film.waits" for line in server.log().splitlines()))
             assert get(url, f"/{name}").json()["status"] == "queued"
             with ServerProcess("omnistage.router", *flags, "--address", first.address, log_folder=tmp_path) as second:
                 second.wait_ready()
                 assert (await over(url, name))["status"] == "completed"
                 assert get(url, f"/{name}/content").content == frames(steps=LONG["steps"])
-
-
-@lengths.long_form(
-    "gateway/test_film_jobs.py::test_a_film_that_ends_servers_is_not_begun_for_ever",
-    "gateway/test_film_jobs.py::test_a_film_waits_for_a_router_that_is_away",
-)
-async def test_a_film_whose_stage_is_lost_is_made_when_it_is_back(tmp_path: Path) -> None:
-    with servers.stack(tmp_path, **SLOW_CHAIN) as stack, kept(stack.address, tmp_path) as (url, server):
-        name = ask(url, **LONG).json()["id"]
-        await until(lambda: get(url, f"/{name}").json()["progress"] > 3)
-        lost = stack.stages["diffusion"]
-        lost.process.kill()
-        lost.wait()
-        await until_one_waits(server)
-        flags = [*servers.stage_flags(SLOW_CHAIN["options"], "toy-film"), "--address", lost.address]
-        with ServerProcess("omnistage.diffusion", *flags, log_folder=tmp_path) as again:
-            again.wait_ready()
-            assert (await over(url, name))["status"] == "completed"
-            assert get(url, f"/{name}/content").content == frames(steps=LONG["steps"])
 
 
 def test_a_film_that_ends_servers_is_not_begun_for_ever() -> None:

@@ -1,19 +1,14 @@
-"""Asking a router for pictures, what came, and what Diffusers makes of the same folder."""
+"""Asking a router for pictures, and what came."""
 
 from __future__ import annotations
 
 import io
-from pathlib import Path
-from typing import Any
 
-import diffusers
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
 
 from helpers.ask import WholeAnswer
-from omnistage.models.diffusers.folder import load_processor, mute_libraries
 from omnistage.v1 import omni_pb2, stage_pb2
 
 
@@ -43,20 +38,3 @@ def pixels(file: bytes) -> NDArray[np.int16]:
     """[height, width, 3]."""
     with Image.open(io.BytesIO(file)) as image:
         return np.asarray(image).astype(np.int16)
-
-
-def check_near(found: NDArray[np.int16], wanted: NDArray[np.int16]) -> None:
-    """The same but for rounding, and no flat picture, which would be near to many."""
-    assert found.shape == wanted.shape and wanted.std() > 5
-    assert np.abs(found - wanted).max() <= 1
-
-
-def drawn_by_diffusers(folder: Path, seed: int, prompt: str, lora: Path | None = None, /, **options: Any) -> NDArray[np.int16]:
-    processor = {"processor": load_processor(folder / "processor")} if (folder / "processor").is_dir() else {}
-    with mute_libraries():
-        pipe: Any = diffusers.DiffusionPipeline.from_pretrained(folder, local_files_only=True, use_safetensors=True, **processor)
-        pipe.set_progress_bar_config(disable=True)
-        if lora is not None:
-            pipe.load_lora_weights(lora.parent, weight_name=lora.name)
-        image = pipe(prompt=prompt, generator=torch.Generator().manual_seed(seed), **options).images[0]
-    return np.asarray(image).astype(np.int16)

@@ -7,6 +7,8 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from helpers import hanging
 from helpers.ports import take_address
@@ -14,7 +16,8 @@ from helpers.servers import CHAIN, ServerProcess, stage_flags
 
 
 class Fleet:
-    """Processes by name: `talker-1` is the second Talker. A name keeps its address from one process to the next."""
+    """Processes by name: `talker-1` is the second Talker. A name keeps its address from one process to the next. All of them end with the
+    context, and an error within it has their logs as a note."""
 
     def __init__(self, log_folder: Path) -> None:
         self._folder = log_folder
@@ -73,10 +76,15 @@ class Fleet:
     def logs(self) -> str:
         return "\n".join(f"--- {name} ({server.pid}):\n{server.log()[-3000:]}" for name, server in self._servers.items())
 
-    def close(self) -> None:
-        for server in self._servers.values():
-            server.terminate()
-        self._all.close()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        with self._all:
+            if error is not None:
+                error.add_note(self.logs())
+            for server in self._servers.values():
+                server.terminate()
 
 
 @contextmanager
@@ -98,8 +106,7 @@ def fleet(
     """All of them serving. replicas: of every kind, or by kind. options_of: further options of the models of a kind, or of one name.
     args_of: further arguments of a kind. can_hang: the loop of every stage can be blocked, see helpers.hanging.
     environment: further variables of the stages."""
-    running = Fleet(log_folder)
-    try:
+    with Fleet(log_folder) as running:
         counts = replicas if isinstance(replicas, Mapping) else dict.fromkeys(kinds, replicas)
         for kind in kinds:
             for number in range(counts.get(kind, 1)):
@@ -115,8 +122,3 @@ def fleet(
         running.add("router", "omnistage.router", "--pipeline", pipeline, "--stages", stages, "--grace", "5", *router_args)
         running.ready("router")
         yield running
-    except BaseException as error:
-        error.add_note(running.logs())
-        raise
-    finally:
-        running.close()

@@ -3,8 +3,8 @@
 HANG blocks it, WAKE lets it go on, at the latest after LONGEST_S. Its other threads, gRPC's among them, go on meanwhile: they take
 connections and answer pings. Unless ENDING says so it does not end itself before, as servers do: others are to find it.
 
-HOLD stops all of its Python for ever: a call of native code that keeps the lock of the interpreter. Only gRPC's own threads go on. HOLD_ON
-does the same for HELD_S. BURN computes meanwhile, for as long as it may take.
+HOLD stops all of its Python for ever: a call of native code that keeps the lock of the interpreter. Only gRPC's own threads go on. BURN
+computes meanwhile, for as long as it may take.
 
 TRIM gives the kernel back what it has freed and keeps for later (host/startup.py). An answer of its event loop after that shows that it is
 done.
@@ -23,9 +23,7 @@ from pathlib import Path
 
 from omnistage.host import watchdog
 
-HANG, WAKE, HOLD, TRIM, HOLD_ON = signal.SIGUSR1, signal.SIGUSR2, signal.SIGRTMIN, signal.SIGRTMIN + 1, signal.SIGRTMIN + 2
-BURN = signal.SIGRTMIN + 3
-HELD_S = 3
+HANG, WAKE, HOLD, TRIM, BURN = signal.SIGUSR1, signal.SIGUSR2, signal.SIGRTMIN, signal.SIGRTMIN + 1, signal.SIGRTMIN + 2
 LONGEST_S = 60.0
 
 ENVIRONMENT: Mapping[str, str] = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
@@ -46,10 +44,6 @@ def hold(number: int, frame: object) -> None:
         ctypes.PyDLL(None).pause()
 
 
-def hold_on(number: int, frame: object) -> None:
-    ctypes.PyDLL(None).sleep(HELD_S)
-
-
 def burn(number: int, frame: object) -> None:
     """One call of the interpreter's own C, some minutes long."""
     sum(range(1 << 34))
@@ -66,7 +60,6 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {WAKE})
     signal.signal(HANG, hang)
     signal.signal(HOLD, hold)
-    signal.signal(HOLD_ON, hold_on)
     signal.signal(BURN, burn)
     signal.signal(TRIM, trim)
     if "OMNISTAGE_TEST_HANG_ENDS" not in os.environ:

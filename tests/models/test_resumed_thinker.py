@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -25,29 +26,15 @@ from omnistage.models.smol.thinker import SmolThinker, load_thinker
 SMALL_CACHE = 384 << 20
 EMOJI = "Smile \U0001f600\U0001f9d1\u200d\U0001f680 e\u0301 数学 ok?"
 DTYPES = ("bfloat16", "float32")
-EACH = lengths.one_or_all("thinker", DTYPES, indirect=True)
 
 
 @pytest.fixture(scope="module")
-def loaded(default_model: Path) -> Iterator[Callable[[str], SmolThinker]]:
-    """In a dtype. Loaded once: its callers' event loops come and go."""
-    models: dict[str, SmolThinker] = {}
-
-    def of(dtype: str) -> SmolThinker:
-        if dtype not in models:
-            options = LoadOptions(dtype=dtype, kv_cache_bytes=SMALL_CACHE)
-            models[dtype] = load_thinker(default_model / "thinker", options, poison=True)
-        return models[dtype]
-
-    yield of
-    for model in models.values():
-        asyncio.run(model.close())
-
-
-@pytest.fixture
-def thinker(loaded: Callable[[str], SmolThinker], request: pytest.FixtureRequest) -> SmolThinker:
-    """In a dtype that is drawn for all tests of a run, or in that which the test asks for."""
-    return loaded(lengths.draw(getattr(request, "param", ""), DTYPES, reseed("dtype")))
+def thinker(default_model: Path) -> Iterator[SmolThinker]:
+    """In a dtype that is drawn for all tests of a run. Loaded once: its callers' event loops come and go."""
+    dtype = lengths.draw("", DTYPES, reseed("dtype"))
+    model = load_thinker(default_model / "thinker", LoadOptions(dtype=dtype, kv_cache_bytes=SMALL_CACHE), poison=True)
+    yield model
+    asyncio.run(model.close())
 
 
 @dataclass(frozen=True)
@@ -71,21 +58,12 @@ async def answer(model: SmolThinker, request: TextRequest) -> PartOfAnswer:
     )
 
 
-def texts(model: SmolThinker, request: TextRequest, tokens: tuple[int, ...]) -> list[str]:
-    """The text that an undisturbed run has said after each number of tokens, before it ends."""
-    detokenizer = Detokenizer(model.tokenizer.piece, request.stop)
-    said = [""]
-    for token in tokens:
-        said.append(said[-1] + detokenizer.push(token))
-    return said
-
-
 async def check_cuts(model: SmolThinker, request: TextRequest, most: int = sys.maxsize, seed: int = 0) -> PartOfAnswer:
     """Go on after every number of tokens, all at once; returns the undisturbed answer. most: so many, drawn; 0 and the last are in."""
     whole = await answer(model, request)
-    said = texts(model, request, whole.tokens)
-    ended_with_a_token = whole.finish_reasons == (FinishReason.LENGTH,) or bool(request.stop)
-    places: Sequence[int] = range(len(whole.tokens) + (not ended_with_a_token))
+    detokenizer = Detokenizer(model.tokenizer.piece)
+    said = [*accumulate(map(detokenizer.push, whole.tokens), initial="")]
+    places: Sequence[int] = range(len(whole.tokens) + (whole.finish_reasons != (FinishReason.LENGTH,)))
     if len(places) > most:
         places = sorted({places[0], places[-1], *random.Random(seed).sample(places, most - 2)})
     rests = await asyncio.gather(*(answer(model, replace(request, history=whole.tokens[:cut])) for cut in places))
@@ -100,46 +78,6 @@ async def check_cuts(model: SmolThinker, request: TextRequest, most: int = sys.m
 def ask(text: str, **changes: object) -> TextRequest:
     settings: dict[str, object] = {"seed": 1, "max_tokens": 20, "logprobs": True, **changes}
     return TextRequest((Turn("user", (text,)),), **settings)  # type: ignore[arg-type]
-
-
-SAMPLINGS = {
-    "greedy": Sampling(),
-    "filters": Sampling(temperature=0.7, top_p=0.9, top_k=40),
-    "min-p": Sampling(temperature=1.0, min_p=0.05),
-    "repetition": Sampling(repetition_penalty=1.3),
-    "penalties": Sampling(temperature=0.8, presence_penalty=1.5, frequency_penalty=1.0, repetition_penalty=1.1),
-}
-
-
-@lengths.long_form(
-    "models/contract/test_contract.py::test_the_default_model_goes_on_wherever_it_was_lost",
-    "models/test_resumed_thinker.py::test_verbatim_text_goes_on_after_every_token",
-)
-@EACH
-@lengths.one_or_all("sampling", SAMPLINGS)
-@lengths.rounds(6, 1000)
-async def test_an_answer_goes_on_after_every_token(thinker: SmolThinker, sampling: str, seed: int, rounds: int) -> None:
-    drawn = SAMPLINGS[lengths.draw(sampling, SAMPLINGS, seed)]
-    await check_cuts(thinker, ask("Tell me about the sea and the sea.", seed=seed, sampling=drawn), rounds, seed)
-
-
-@lengths.long_form(
-    "models/test_answer.py::test_an_answer_goes_on_with_the_rows_that_it_would_have_had",
-    "engine/test_constraint.py::test_what_may_begin_a_stop_string_is_held_back_and_given_out_when_it_does_not",
-)
-@EACH
-@lengths.rounds(4, 1000)
-async def test_text_held_back_for_a_stop_string_comes_or_stays_away(thinker: SmolThinker, seed: int, rounds: int) -> None:
-    free = await answer(thinker, ask("What is water?"))
-    middle = len(free.text) // 2
-    stop = (free.text[middle - 6 : middle + 7], free.text[middle + 1 : middle + 20] + "never said")
-    request = ask("What is water?", stop=stop)
-    whole = await check_cuts(thinker, request, rounds, seed)
-    assert whole.text == free.text[: free.text.index(stop[0])]
-    assert whole.finish_reasons == (FinishReason.STOP,)
-    said = texts(thinker, request, whole.tokens)
-    assert any(len(held) < len(texts(thinker, ask(""), whole.tokens)[cut]) for cut, held in enumerate(said[:-1])), "nothing was held back"
-    await check_cuts(thinker, ask("What is water?", stop=(free.text[-5:] + "x", "ÿ")), rounds, seed)
 
 
 @lengths.long_form(

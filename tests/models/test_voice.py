@@ -25,7 +25,7 @@ from omnistage.models.checkpoint.files import read_config
 from omnistage.models.checkpoint.weights import load_weights
 from omnistage.models.interface import BadRequest, Frames, Piece, SpeechRequest
 from omnistage.models.smol import waveform
-from omnistage.models.smol.code2wav import SAMPLES_PER_ROW, SmolCode2Wav
+from omnistage.models.smol.code2wav import SmolCode2Wav
 from omnistage.models.smol.prosody import COUNT, ENERGY, F0, FEATURE_WIDTH, FRAME_RATE_HZ, INDEX, TEXT_WIDTH, FeatureNet, Silence, at_speed
 from omnistage.models.smol.spoken import reader
 from omnistage.models.smol.talker import SmolTalker
@@ -105,20 +105,6 @@ async def test_it_tells_how_many_speak_in_real_time(kind: str, request: pytest.F
     model: SmolTalker | SmolCode2Wav = request.getfixturevalue(kind)
     await model.warm_up()
     assert float(model.info.settings["real_time_speakers"].split(",")[0]) > 0
-
-
-@lengths.long_form(
-    "models/test_voice.py::test_written_forms_are_heard_as_their_words",
-    "system/test_default_model.py::test_the_words_in_the_sound_are_the_words_on_the_screen",
-)
-async def test_what_is_heard_is_the_text(talker: SmolTalker, code2wav: SmolCode2Wav) -> None:
-    model = recogniser()
-    pairs = []
-    for sentence in SENTENCES:
-        samples = await spoken(talker, code2wav, sentence)
-        assert len(samples) % SAMPLES_PER_ROW == 0
-        pairs.append((sentence, recognise(model, samples, waveform.SAMPLE_RATE_HZ)))
-    assert word_error_rate(pairs) <= 0.05, pairs
 
 
 @lengths.rounds(8, 60)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
 import pytest_asyncio
 
 from benchmarks.asr import recognise, recogniser, word_error_rate
-from helpers import lengths, servers
-from helpers.memory import files_of, left_of
-from helpers.servers import all_free
+from helpers import lengths
 from omnistage.cli.stack.pipelines import Choice, layout_of
 from omnistage.cli.stack.stack import Stack
-from omnistage.client import AsyncOmni, BadRequestError
+from omnistage.client import AsyncOmni
 from omnistage.client.answer import Answer
 
 QUESTIONS = ("How do plants make food?", "What is a river?", "Why should I drink water?")
@@ -33,17 +31,6 @@ async def address() -> AsyncIterator[str]:
         yield stack.address
     finally:
         await stack.stop()
-
-
-@pytest.fixture(scope="module")
-def sharing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.ServerProcesses]:
-    """Every tensor goes through shared memory, of which no segment is left when the servers are gone."""
-    logs = tmp_path_factory.mktemp("logs")
-    with servers.stack(logs, pipeline="smol", family="smol", stage_args=["--inline-limit", "0"]) as running:
-        yield running
-        files = set().union(*(files_of(server.pid) for server in running.processes()))
-        assert left_of(files), "no process uses shared memory: the rest would show nothing"
-    assert left_of(files) == set()
 
 
 async def ask(omni: AsyncOmni, question: str, seed: int) -> Answer:
@@ -93,42 +80,3 @@ async def test_say_speaks_exactly_this_text(address: str) -> None:
         answer = await omni.say(text)
     assert answer.text == text
     await check_heard(answer)
-
-
-@lengths.long_form(
-    "router/test_front.py::test_odd_texts_get_an_answer",
-    "models/test_smol_thinker.py::test_a_huge_prompt_is_refused_and_the_short_ones_beside_it_go_on",
-    "models/test_voice.py::test_nothing_to_say_ends_properly",
-)
-@pytest.mark.parametrize(
-    "text", ["🙂🙂🙂", "word " * 600, "word " * 9000, "日本語だけ", "# Title\n\n- one\n- two\n\n```\ncode\n```", "\x00\x01", "a"]
-)
-async def test_strange_texts_are_answered_or_refused_with_a_reason_and_the_next_request_works(address: str, text: str) -> None:
-    async with AsyncOmni(address=address) as omni:
-        try:
-            answer = await omni.generate(text, max_tokens=4)
-            assert answer.finish_reason in ("stop", "length")
-        except BadRequestError as error:
-            assert [field.field for field in error.fields if not field.field.startswith("thinker")] == []
-        following = await omni.generate(QUESTIONS[0], max_tokens=4)
-    assert following.text and following.audio is not None
-
-
-@lengths.long_form(
-    "system/test_chain.py::test_cancels_at_random_moments",
-    "engine/test_engine.py::test_thousands_of_cancels_free_every_page_and_none_reads_a_freed_one",
-    "models/test_voice.py::test_cancel_at_any_moment_leaves_nothing_queued",
-    "models/test_code2wav.py::test_cancel_at_any_moment_leaves_nothing_queued",
-)
-@lengths.rounds(20, 60)
-async def test_after_cancels_nothing_is_held(sharing: servers.ServerProcesses, seed: int, rounds: int) -> None:
-    """Pages, sessions, leases: all zero when the last cancelled answer is gone."""
-    async with AsyncOmni(address=sharing.address) as omni:
-        rng = np.random.default_rng(seed)
-        for number in range(rounds):
-            # At any moment: while it opens, in the prompt, before the first sound, in mid speech.
-            asking = asyncio.create_task(omni.generate(QUESTIONS[number % 3], seed=number, max_tokens=64))
-            await asyncio.wait({asking}, timeout=float(rng.exponential(0.15)))
-            asking.cancel()
-            await asyncio.wait({asking})
-    await all_free(list(sharing.addresses.values()))

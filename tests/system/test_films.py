@@ -62,8 +62,7 @@ CELLS = {f"{name}, {moment}": (name, moment) for name in MADE for moment in (*MO
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Two that make films, two that make sound, and a router of both."""
     folder = tmp_path_factory.mktemp("films")
-    running = Fleet(folder)
-    try:
+    with Fleet(folder) as running:
         for name, made in MADE.items():
             told = {"name": name, "description": "For a test.", "inputs": ["text"], "outputs": [made.port, "progress"]}
             (folder / f"{name}.yaml").write_text(json.dumps({**told, "stages": [{"kind": "diffusion", "family": "diffusers"}]}))
@@ -74,11 +73,6 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         running.add("router", "omnistage.router", *router_flags(running, folder))
         running.ready("router")
         yield running
-    except BaseException as error:
-        error.add_note(running.logs())
-        raise
-    finally:
-        running.close()
 
 
 def router_flags(running: Fleet, folder: Path) -> list[str]:

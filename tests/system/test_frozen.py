@@ -31,7 +31,7 @@ from helpers.disturbed import (
     text_chunks,
 )
 from helpers.fleet import Fleet, fleet
-from helpers.hanging import HANG, HOLD_ON, WAKE
+from helpers.hanging import HANG, WAKE
 from helpers.run import RunStream
 from helpers.servers import CHAIN, LOOK_S, ServerProcess, all_free, stage_stub
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
@@ -88,22 +88,6 @@ async def frozen(running: Fleet, kind: str, way: str = "stopped") -> AsyncIterat
         await found(running, stub)
 
 
-def refusals(running: Fleet, since: int, address: str) -> list[str]:
-    """Log lines of Opens that this address did not answer, but for the first `since` bytes of every log."""
-    lines = [line for name in running.names for line in running.server(name).log()[since:].splitlines()]
-    return [line for line in lines if "link.open_failed" in line and address in line]
-
-
-async def no_more_serving(stub: omni_pb2_grpc.OmniServiceAsyncStub, address: str) -> None:
-    """Return when the router says of a replica that it is lost; it has no stream of changes."""
-    async with asyncio.timeout(30):
-        while True:
-            listed = await stub.ListReplicas(omni_pb2.ListReplicasRequest(), timeout=5)
-            if address not in {replica.address for replica in listed.replicas if replica.state == omni_pb2.REPLICA_STATE_SERVING}:
-                return
-            await asyncio.sleep(LOOK_S)
-
-
 def left(answer: WholeAnswer) -> bool:
     return bool(answer.failovers)
 
@@ -124,47 +108,6 @@ async def test_a_frozen_replica_is_left_and_the_answer_goes_on(toys: Fleet, kind
         answer.check_toy(seed, "hello", TOKENS)
         assert [failover.lost for failover in answer.failovers] == [toys.address(freeze.name)]
         print(f"{kind}, {way}, {moment}: left after {moments[0] - freeze.at:.3f} s")
-
-
-@lengths.long_form(
-    "link/test_alone.py::test_an_open_without_a_beat_is_asked_elsewhere_and_nobody_asks_there_again",
-    "router/test_placement.py::test_the_end_of_a_replica_at_rest_is_seen_at_once_and_its_silence_when_it_is_used",
-)
-@lengths.one_or_all("way", WAYS)
-@pytest.mark.parametrize("kind", CHAIN)
-async def test_an_idle_frozen_replica_fails_no_request_and_is_not_chosen_twice(toys: Fleet, kind: str, way: str, seed: int) -> None:
-    """The router finds it only when it is asked, or after some silence."""
-    way = lengths.draw(way, WAYS, seed)
-    async with frozen(toys, kind, way) as (stub, freeze):
-        begin = max(len(toys.server(name).log()) for name in toys.names)
-        freeze.freeze(toys.of(kind)[0])
-        for number in range(4):
-            (await ask(stub, request(f"hello {number}", seed))).check_toy(seed, f"hello {number}")
-        asked = refusals(toys, begin, toys.address(freeze.name))
-        assert len(asked) <= 1, asked
-        print(f"{kind}, {way}: chosen {len(asked)} times")
-        await no_more_serving(stub, toys.address(freeze.name))
-
-
-@lengths.long_form(
-    "system/test_frozen.py::test_a_frozen_replica_is_left_and_the_answer_goes_on",
-    "router/test_placement.py::test_what_is_found_silent_when_a_stage_is_replaced_in_mid_answer",
-)
-async def test_a_stopped_and_a_hung_replica_at_once(toys: Fleet, seed: int) -> None:
-    """Two of three stages, in the middle of the same answer."""
-    code2wav = Freeze(toys, "code2wav", "hung")
-    async with frozen(toys, "thinker") as (stub, thinker):
-
-        async def both() -> None:
-            await code2wav.stop()
-            await thinker.stop()
-
-        try:
-            answer = await ask_through(stub, request("hello", seed, thinker=LONG), DisturbanceStep(text_chunks(10), both))
-        finally:
-            await code2wav.wake()
-        answer.check_toy(seed, "hello", TOKENS)
-        assert toys.address(thinker.name) in [failover.lost for failover in answer.failovers]
 
 
 @lengths.long_form(
@@ -356,13 +299,6 @@ def lines_of(running: Fleet) -> list[str]:
     return [line for line in running.logs().splitlines() if any(word in line for word in LOST)]
 
 
-async def answer_through(stub: omni_pb2_grpc.OmniServiceAsyncStub, step: DisturbanceStep, seed: int) -> WholeAnswer:
-    """An answer that is disturbed in the middle, and right."""
-    answer = await ask_through(stub, request("hello", seed, thinker=SHORTER), step)
-    answer.check_toy(seed, "hello", FEW_TOKENS)
-    return answer
-
-
 @lengths.long_form("link/test_pulse.py::test_a_listener_that_comes_late_counts_one_tick_and_reads_first")
 async def test_nobody_is_lost_when_all_were_stopped(tmp_path: Path, seed: int) -> None:
     """A laptop that was closed, a virtual machine that was moved: who was stopped himself has heard nobody, and holds it against nobody."""
@@ -373,25 +309,6 @@ async def test_nobody_is_lost_when_all_were_stopped(tmp_path: Path, seed: int) -
                 await asyncio.sleep(STOPPED_S)
 
         async with disturbed(running) as stub:
-            answer = await answer_through(stub, DisturbanceStep(text_chunks(10), stop), seed)
+            answer = await ask_through(stub, request("hello", seed, thinker=SHORTER), DisturbanceStep(text_chunks(10), stop))
+        answer.check_toy(seed, "hello", FEW_TOKENS)
         assert not answer.failovers and not lines_of(running)
-
-
-@lengths.long_form(
-    "link/test_alone.py::test_it_is_waited_for_on_the_same_stream",
-    "system/test_frozen.py::test_the_only_replica_is_waited_for_while_it_is_stopped",
-    "host/test_watchdog.py::test_a_call_that_keeps_pythons_lock_makes_nobody_hang",
-)
-@lengths.one_or_all("kind", CHAIN)
-async def test_a_lone_process_whose_python_is_held_for_seconds_is_waited_for(tmp_path: Path, kind: str, seed: int) -> None:
-    """By a native call that keeps the lock of the interpreter: no part of the process that is Python goes on, its beats neither."""
-    name = f"{lengths.draw(kind, CHAIN, seed)}-0"
-    with fleet(tmp_path, replicas=1, options=SLOW, can_hang=True) as running:
-
-        async def hold() -> None:
-            running.signal(name, HOLD_ON)
-
-        async with disturbed(running) as stub:
-            answer = await answer_through(stub, DisturbanceStep(text_chunks(10), hold), seed)
-        assert not answer.failovers
-        assert not [line for line in lines_of(running) if "link." in line]

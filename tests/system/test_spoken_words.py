@@ -15,13 +15,10 @@ from helpers.ask import WholeAnswer, ask, refused, request
 from helpers.converse import ConverseStream
 from helpers.disturbed import (
     DisturbanceStep,
-    after_text,
     ask_through,
     audio_chunks,
     begun,
-    continued,
     disturbed,
-    joined,
     kill_when,
     text_chunks,
 )
@@ -102,23 +99,6 @@ async def test_words_are_the_same_whoever_is_killed(house: Fleet, whole: WholeAn
         answer = await ask_through(stub, question(), kill_when(strikes, house, kind))
         assert len(answer.failovers) == 1
         check_same(answer, whole)
-
-
-@lengths.long_form(
-    "models/test_alignment.py::test_words_go_on_at_any_word_with_rows_or_without",
-    "system/test_lost_router.py::test_the_rest_of_an_answer_comes_from_the_next_router",
-)
-async def test_a_client_goes_on_with_words_at_the_next_router(house: Fleet, whole: WholeAnswer) -> None:
-    """From any place, with fewer of them than of sound or more; the text is whole by then or not."""
-    async with omni_stub(house.address("router")) as stub:
-        for moment in (text_chunks(15), audio_chunks(5), after_text(1)):
-            begin, call = WholeAnswer(), stub.Generate(question(), timeout=60)
-            async for event in call:
-                begin.take(event)
-                if moment(begin):
-                    break
-            call.cancel()
-            check_same(joined(begin, await ask(stub, continued(question(), begin))), whole)
 
 
 async def test_every_word_of_what_is_said_is_told_with_its_place(house: Fleet) -> None:

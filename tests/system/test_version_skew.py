@@ -120,8 +120,7 @@ def environments(old: Path) -> Mapping[str, Mapping[str, str]]:
 @pytest.fixture(scope="module")
 def stages(old: Path, environments: Mapping[str, Mapping[str, str]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Each stage in both versions; tensors travel by shared memory."""
-    running = Fleet(tmp_path_factory.mktemp("logs"))
-    try:
+    with Fleet(tmp_path_factory.mktemp("logs")) as running:
         for kind in CHAIN:
             for version, environment in environments.items():
                 flags = [*stage_flags(), "--inline-limit", "0"]
@@ -131,8 +130,6 @@ def stages(old: Path, environments: Mapping[str, Mapping[str, str]], tmp_path_fa
             started_with = Path(f"/proc/{running.server(name).pid}/environ").read_bytes()
             assert (os.fsencode(old) in started_with) == name.endswith(OLD), "it runs the code of its version"
         yield running
-    finally:
-        running.close()
 
 
 @lengths.drawn_cells(1, "mix", MIXES, ids=lambda mix: f"{mix[0]} router, {'-'.join(mix[1])}")

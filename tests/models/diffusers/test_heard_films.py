@@ -1,5 +1,5 @@
 """Films with sound, films without and sound alone, by whole calls of pipelines that have no loop of our own: of the model, in their files,
-beside them, and over each way to ask."""
+beside them, by a router and over HTTP."""
 
 from __future__ import annotations
 
@@ -28,13 +28,11 @@ from safetensors.torch import load_file, save_file
 from helpers import lengths, moving
 from helpers.artists import PiecesOfDrawing, check_refused, draw, model_of, saved
 from helpers.ask import ask, refused
-from helpers.command import omnistage
 from helpers.gateway import local_gateway
 from helpers.moving import FILM_CHANNELS, FILM_RATE_HZ, heard_film_maker, streams_of
 from helpers.painting import pipeline_of
 from helpers.servers import all_free, family_logic, local_router, local_stage, omni_stub
 from helpers.videos import by
-from omnistage.client import Omni
 from omnistage.models.diffusers.folder import load_part
 from omnistage.models.diffusers.model import DrawnModel
 from omnistage.models.diffusers.results import WholeFilm, results_of
@@ -306,36 +304,6 @@ async def check_http(client: httpx2.AsyncClient, file: bytes, sound: NDArray[Any
     made = await client.post("/audio/generate", json={**asked, "seconds": FRAMES / RATE_HZ, "response_format": "wav"})
     samples, rate_hz = soundfile.read(io.BytesIO(made.content), dtype="int16")
     assert rate_hz == FILM_RATE_HZ and np.array_equal(samples.ravel(), sound)
-
-
-@lengths.long_form(
-    "models/diffusers/test_heard_films.py::test_a_router_gives_what_is_named_and_both_where_nothing_is",
-    "cli/test_film.py::test_a_film_is_a_file_and_a_line_of_figures",
-    "cli/test_film.py::test_a_sound_is_a_file_and_a_line_of_figures",
-    "client/test_drawing.py::test_who_names_outputs_gets_them",
-)
-def test_the_client_and_the_command_keep_both(tmp_path: Path) -> None:
-    told: dict[str, Any] = {"steps": STEPS, "seed": 1, "frames": FRAMES, "width": SIDE, "height": SIDE}
-    words = ("--steps", STEPS, "--seed", 1, "--frames", FRAMES, "--size", f"{SIDE}x{SIDE}")
-    with Omni(model_path=heard_film_maker()) as omni:
-        for name, asked, more in (("dog.webm", "", ()), ("dog.mp4", "video/mp4", ()), ("dog.mp4", AVC, ("--codec", "h264"))):
-            done = omnistage("film", "a dog", "--out", tmp_path / name, *map(str, words), *more, "--address", omni.address)
-            assert done.returncode == 0, done.stderr
-            assert f"{FRAMES} frames · {SIDE}×{SIDE} pixels" in done.stderr
-            answer = omni.film("a dog", outputs=["video", "audio"], media_type=asked or "video/webm", **told)
-            assert (tmp_path / name).read_bytes() == answer.videos[0].data
-            check_file(answer.videos[0].data)
-        assert answer.audio is not None
-        samples = round(FRAMES / RATE_HZ * FILM_RATE_HZ)
-        assert answer.audio.sample_rate == FILM_RATE_HZ and answer.audio.samples.shape == (samples, FILM_CHANNELS)
-        alone = omni.film("a dog", media_type=AVC, **told)
-        assert alone.audio is None and alone.videos[0].data == answer.videos[0].data
-        answer.save(tmp_path / "answer.wav")
-        seconds = ("--seconds", str(FRAMES / RATE_HZ), "--steps", str(STEPS), "--seed", "1")
-        done = omnistage("sound", "a dog", "--out", tmp_path / "dog.wav", *seconds, "--address", omni.address)
-        assert done.returncode == 0, done.stderr
-        (samples, rate_hz), (_, expected_hz) = (soundfile.read(tmp_path / name) for name in ("dog.wav", "answer.wav"))
-        assert rate_hz == expected_hz == FILM_RATE_HZ and samples.shape == answer.audio.samples.shape
 
 
 # Films without sound, and sound without a film ------------------------------------------------------------------------------------------

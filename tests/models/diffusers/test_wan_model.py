@@ -18,7 +18,6 @@ import torch
 
 from helpers import lengths
 from helpers.artists import check_refused, draw, jobs_of, model_of, saved
-from helpers.painting import CLOSE, apart
 from helpers.waiting import until_collected
 from helpers.wans import KINDS, photo, pipeline
 from omnistage.models.diffusers.folder import mute_libraries
@@ -82,23 +81,6 @@ async def test_a_folder_of_each_kind_draws_films(kind: str, tmp_path: Path, seed
             latents[count] = drawing.rows("latents")
             assert np.isfinite(latents[count]).all() and drawing.rows("pixels").shape == (9 * SIDE * SIDE, 3)
         assert len(latents) == 1 or not np.array_equal(latents[limits.images[0]], latents[limits.images[1]])
-
-
-@lengths.long_form(
-    "models/diffusers/test_wan.py::test_films_together_are_those_alone", "models/contract/test_contract.py::test_contract_of_a_slow_model"
-)
-async def test_films_that_join_late_are_those_alone(model: Model, experts: Model, seed: int) -> None:
-    """Mixed: with guidance and without, in more steps and fewer, with a picture and without."""
-    for made, most in ((model, 1), (experts, 0)):
-        asked: list[dict[str, Any]] = [
-            {"seed": seed + n, "steps": 2 + n, "guidance_scale": 1.0 + 2 * (n % 2), "images": pictures(seed + n, most * (n // 2))}
-            for n in range(4)
-        ]
-        shape: dict[str, Any] = {"width": SIDE, "height": SIDE, "frames": 5, "ports": {"latents": 0}}
-        together = await asyncio.gather(*(draw(made, f"dog {n}", **shape, **each) for n, each in enumerate(asked)))
-        for number, (each, drawing) in enumerate(zip(asked, together, strict=True)):
-            alone = torch.from_numpy((await draw(made, f"dog {number}", **shape, **each)).rows("latents"))
-            assert apart(torch.from_numpy(drawing.rows("latents")), alone) <= CLOSE
 
 
 @pytest.mark.usefixtures("collected_by_hand")

@@ -191,7 +191,10 @@ async def test_progress_begins_anew_with_a_call_of_its_own_after_a_shared_one_fa
     assert calls(model) == 0
 
 
-@pytest.mark.parametrize(("asked", "field"), [({"previews": 2}, "previews"), ({"layers": 2}, "layers"), ({"width": 60}, "width")])
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [({"previews": 2}, "previews"), ({"layers": 2}, "layers"), ({"width": 60}, "width"), ({"step_cache": 0.5}, "step_cache")],
+)
 async def test_what_it_cannot_do_is_refused(model: Model, asked: dict[str, Any], field: str) -> None:
     await check_refused(model, field, **asked)
 

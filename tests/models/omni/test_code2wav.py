@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from helpers.checkpoints import changed
 from helpers.omni_family import FAMILIES
 from helpers.waves import BLOCK, STREAMED, Codes, Samples, joined, samples, sounds
 from omnistage.models.checkpoint.files import BadCheckpoint
-from omnistage.models.interface import BadRequest, Code2WavModel, WaveRequest
+from omnistage.models.interface import BadRequest, Code2WavModel, Piece, WaveRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.wave import config as flow_config
 from omnistage.models.qwen3_omni.wave import config as causal_config
@@ -156,6 +157,30 @@ async def test_a_speech_has_the_samples_of_its_codes(maker: WaveMaker, seed: int
     for profile in [drawn] if maker.family == QWEN2_5 else SCHEDULES:
         for count in (0, 1, 2, 11, 12, 13, 24, 25, source.randint(26, 60 if maker.family == QWEN3 else 200)):
             assert len(await samples(maker.model, maker.drawn(source, count), WaveRequest(seed, profile))) == maker.samples(count)
+
+
+FIRST_SOUND = {QWEN2_5: ("balanced", 2 * BLOCK, 2 * BLOCK + 1, (BLOCK, 2 * BLOCK + 1)), QWEN3: ("latency", 1, 5, (1, 2))}
+"""Of a profile: the codes that the first sound needs, those of the speech, and those that have been heard after one sound and after two."""
+
+
+async def test_the_first_sound_needs_no_more_codes_than_it_is_made_of(maker: WaveMaker, seed: int) -> None:
+    """At Qwen2.5-Omni 12 codes that are heard and 12 that are looked at ahead, at Qwen3-Omni one frame. It says how long to wait."""
+    profile, needed, count, ends = FIRST_SOUND[maker.family]
+    codes, heard = maker.drawn(random.Random(seed), count), asyncio.Event()
+
+    async def one_by_one() -> AsyncIterator[Piece]:
+        for first in range(needed):
+            yield Piece("codes", first, False, codes[first : first + 1])
+        await heard.wait()
+        yield Piece("codes", needed, True, codes[needed:])
+
+    prepared = await maker.model.prepare(WaveRequest(seed, profile))
+    async with aclosing(maker.model.decode(prepared, one_by_one(), {"audio": 0})) as made:
+        first = await anext(made)
+        heard.set()
+        second = await anext(made)
+    assert (len(first.samples), len(first.samples) + len(second.samples)) == tuple(map(maker.samples, ends))
+    assert first.prebuffer_s is not None and first.prebuffer_s >= 0 and second.prebuffer_s is None
 
 
 # Refusals --------------------------------------------------------------------------------------------------------------------------------

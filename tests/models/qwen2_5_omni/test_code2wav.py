@@ -10,9 +10,8 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import aclosing
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,8 +24,7 @@ from helpers.speech_reference import WaveReference
 from helpers.waiting import until
 from helpers.waves import BLOCK, ENDS, SAMPLES, STREAMED, decibels, drawn, joined, loaded, samples, solved, sounded, sounds
 from omnistage.engine.memory import KEPT_KERNELS, ONEDNN_KEEPS
-from omnistage.models.interface import BadRequest, Piece, Sound, WaveRequest
-from omnistage.models.memory import private_bytes
+from omnistage.models.interface import BadRequest, Sound, WaveRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.wave.code2wav import FlowCode2Wav, PreparedSpeech, Speech, noise, read_parts
 from omnistage.models.qwen2_5_omni.wave.config import SCHEDULES, read_wave_config, schedule_of
@@ -140,23 +138,6 @@ async def test_voices_differ_and_the_seed_counts(quick: FlowCode2Wav, seed: int)
 # Lengths and ends ------------------------------------------------------------------------------------------------------------------
 
 
-async def test_the_first_sound_needs_two_blocks_of_codes(quick: FlowCode2Wav, seed: int) -> None:
-    """12 codes of it are heard, 12 are looked at ahead."""
-    codes = drawn(random.Random(seed), 25)
-    prepared, heard = await quick.prepare(WaveRequest(seed, "balanced")), asyncio.Event()
-
-    async def one_by_one() -> AsyncIterator[Piece]:
-        for came in range(1, 2 * BLOCK + 1):
-            yield Piece("codes", came - 1, False, codes[came - 1 : came])
-        await heard.wait()
-        yield Piece("codes", 2 * BLOCK, True, codes[2 * BLOCK :])
-
-    async with aclosing(quick.decode(prepared, one_by_one(), {"audio": 0})) as made:
-        assert len((await anext(made)).samples) == BLOCK * SAMPLES
-        heard.set()
-        assert len((await anext(made)).samples) == (BLOCK + 1) * SAMPLES
-
-
 async def test_a_speech_ends_with_what_ends_it(quick: FlowCode2Wav, seed: int) -> None:
     """Ends are no codes; what follows one is passed over."""
     source = random.Random(seed)
@@ -246,30 +227,6 @@ def test_steps_are_evaluations() -> None:
     assert np.allclose(times, [1 - math.cos(math.pi / 2 * step / 9) for step in range(10)], atol=1e-6)
 
 
-@lengths.long_form(
-    "models/test_worker.py::test_two_in_a_row_make_two_ahead",
-    "models/test_worker.py::test_the_next_is_made_while_one_is_looked_at_and_none_behind_it",
-)
-async def test_two_windows_are_made_while_one_is_on_its_way(quick: FlowCode2Wav, seed: int) -> None:
-    """And no more: who does not take its sound holds up who makes the codes."""
-    codes = drawn(random.Random(seed), 40 * BLOCK)
-    prepared, came = await quick.prepare(WaveRequest(seed, "balanced")), 0
-
-    async def by_blocks() -> AsyncIterator[Piece]:
-        nonlocal came
-        for came in range(BLOCK, len(codes) + 1, BLOCK):
-            yield Piece("codes", came - BLOCK, came == len(codes), codes[came - BLOCK : came])
-
-    async with aclosing(quick.decode(prepared, by_blocks(), {"audio": 0})) as made:
-        for number in range(6):
-            await anext(made)
-            needed = prepared.schedule.window(number + 2, 1 << 62, has_ended=False)
-            assert needed is not None
-            await until(lambda past=needed.past: came >= past)  # type: ignore[misc]
-            await until(lambda: quick.load().queued == 0)
-            assert came == needed.past
-
-
 async def test_what_is_kept_of_a_speech_does_not_grow(quick: FlowCode2Wav, seed: int) -> None:
     source, sizes = random.Random(seed), set[tuple[int, ...]]()
     speech = Speech(quick.config, quick.windows, await quick.prepare(WaveRequest(seed)))
@@ -285,28 +242,6 @@ async def test_what_is_kept_of_a_speech_does_not_grow(quick: FlowCode2Wav, seed:
     assert len(sizes) <= 6 and max(codes for codes, _, _ in sizes) <= 9 * BLOCK
 
 
-@lengths.long_form("models/qwen2_5_omni/test_code2wav.py::test_what_is_kept_of_a_speech_does_not_grow")
-@pytest.mark.timeout(600)
-@lengths.rounds(24, 300)
-async def test_minutes_of_speech_take_no_more_memory_than_its_beginning(quick: FlowCode2Wav, seed: int, rounds: int) -> None:
-    """rounds: seconds. The first twenty are enough for all that is kept."""
-    source, second = random.Random(seed), 24_000 // SAMPLES
-    heard, resident = 0, dict[int, int]()
-
-    async def by_blocks() -> AsyncIterator[Piece]:
-        for first in range(0, rounds * second, BLOCK):
-            count = min(BLOCK, rounds * second - first)
-            yield Piece("codes", first, first + count == rounds * second, drawn(source, count))
-
-    async with aclosing(quick.decode(await quick.prepare(WaveRequest(seed)), by_blocks(), {"audio": 0})) as made:
-        async for each in made:
-            heard += len(each.samples)
-            resident[heard // 24_000] = private_bytes()
-    assert heard == rounds * 24_000
-    begun = max(size for at, size in resident.items() if at <= 20)
-    assert max(resident.values()) - begun <= 8 << 20, {at: size >> 20 for at, size in resident.items()}
-
-
 @lengths.rounds(1, 20)
 async def test_how_many_threads_there_are_changes_no_bit(omni_checkpoint: Path, quick: FlowCode2Wav, seed: int, rounds: int) -> None:
     source = random.Random(seed)
@@ -319,29 +254,6 @@ async def test_how_many_threads_there_are_changes_no_bit(omni_checkpoint: Path, 
         assert all(np.array_equal(a, b) for a, b in zip(*made, strict=True))
     assert other.info.revision == quick.info.revision and len(other.threads) == workers
     await other.close()
-
-
-@lengths.long_form("models/qwen2_5_omni/test_code2wav.py::test_how_many_threads_there_are_changes_no_bit")
-@lengths.rounds(3, 60)
-async def test_two_threads_make_of_a_window_what_one_makes(omni_checkpoint: Path, seed: int, rounds: int) -> None:
-    """To the last bit only where it is found to be so; so near everywhere."""
-    source, solver, worker = random.Random(seed), Solver.of("euler", 3), Worker("aside", 1)
-    windows, _ = read_parts(omni_checkpoint, read_wave_config(omni_checkpoint), solver, torch.device("cpu"))
-    dit = windows.dit
-    for _ in range(rounds):
-        count, blocks, keep = source.randint(1, 3), source.randint(1, 8), source.choice((None, 0))
-        frames = blocks * dit.config.block_frames - source.choice((0, source.randrange(dit.config.block_frames)))
-        points = torch.randn(count, blocks * dit.config.block_frames, dit.config.mel_bins)
-        conditions = torch.randn(2 * count, points.shape[1], dit.config.hidden_size)
-        at = [source.randrange(3) for _ in range(count)]
-        left = source.choice((None, torch.randn(count, *dit.kept_shape())))
-        with torch.inference_mode():
-            one, two = (dit.slopes(points, conditions, at, frames, left, keep, aside) for aside in (None, worker.aside))
-        assert torch.allclose(one[0][:, :frames], two[0][:, :frames], rtol=1e-4, atol=1e-5)
-        if one[1] is not None and two[1] is not None:
-            assert torch.allclose(one[1], two[1], rtol=1e-4, atol=1e-5)
-        assert (one[1] is None) == (two[1] is None) == (keep is None)
-    await worker.close()
 
 
 @lengths.long_form(

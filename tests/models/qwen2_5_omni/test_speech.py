@@ -60,23 +60,6 @@ def check_codes(made: list[int], expected: SpokenCodes, what: object) -> None:
     assert made == expected.codes, f"{what}: from {differing[:1]} on"
 
 
-@lengths.long_form(
-    "models/qwen2_5_omni/test_speech.py::test_codes_are_those_of_the_references",
-    "models/qwen2_5_omni/test_thinker.py::test_text_that_is_given_has_the_rows_of_an_answer",
-)
-async def test_text_that_is_given_is_spoken_as_an_answer_of_its_tokens(
-    thinker: Qwen2_5Thinker, talker: Qwen2_5Talker, omni_checkpoint: Path, seed: int
-) -> None:
-    """All of its tokens have rows, as those of an answer that ended by itself."""
-    text, reference = "It is far away, and a mile more.", SpeechReference(omni_checkpoint)
-    turns = (Turn("user", ("How far is it?",)),)
-    given = reference.rows(turns, ([], []), thinker.tokenizer.encode(text), "Ethan")
-    expected = reference.spoken(given, CODES)
-    asked = TextRequest(turns, seed=seed, verbatim=text)
-    said = await speak(thinker, talker, asked, SpeechRequest(0, "Ethan", Sampling(repetition_penalty=PENALTY), max_frames=CODES))
-    check_codes(said.codes, expected, text)
-
-
 async def test_what_is_no_code_is_not_said(thinker: Qwen2_5Thinker, talker: Qwen2_5Talker, copied: Path, seed: int) -> None:
     """The special ids of the codec that the conversation consists of count as seen, and the one that stands before the first code is never
     drawn. Here all of them are likelier than the code with which speech began."""

@@ -113,26 +113,6 @@ def joined(rows: list[TensorRows]) -> list[TensorRows]:
     return [TensorRows(port, np.concatenate(parts[port]), last=True) for port in ROW_PORTS]
 
 
-@lengths.long_form(
-    "models/qwen2_5_omni/test_talker.py::test_however_the_rows_come_it_says_the_same",
-    "engine/test_rows.py::test_many_starving_speakers_at_once_give_what_each_gives_alone",
-)
-async def test_beside_others_it_says_what_it_says_alone(
-    thinker: Qwen2_5Thinker, talker: Qwen2_5Talker, omni_checkpoint: Path, seed: int
-) -> None:
-    answers = [await rows_of(thinker, asked(seed + n, 5 + 5 * n, "What? " * (1 + 7 * n))) for n in range(8)]
-    voices = [talker.info.voices[n % 2] for n in range(8)]
-    requests = [speech(seed + n, voices[n]) for n in range(8)]
-    together = await asyncio.gather(*(spoken(talker, rows, request) for rows, request in zip(answers, requests, strict=True)))
-    assert len({tuple(codes) for codes in together}) == 8
-    other = load_talker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32", enable_cache=False, max_batch_size=3))
-    for rows, request, codes in zip(answers, requests, together, strict=True):
-        assert await spoken(talker, rows, request) == codes
-        assert await spoken(other, rows, request) == codes
-    assert other.info.revision == talker.info.revision
-    await other.close()
-
-
 @lengths.rounds(8, 50)
 async def test_it_goes_on_after_any_code(thinker: Qwen2_5Thinker, talker: Qwen2_5Talker, rounds: int, seed: int) -> None:
     source, rows = random.Random(seed), await rows_of(thinker, asked(seed, 25))

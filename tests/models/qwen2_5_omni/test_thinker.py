@@ -1,4 +1,4 @@
-"""The Thinker with media: the same tokens alone, beside others, on another replica and after a resume; what it keeps of media, and when."""
+"""The Thinker with media: the same tokens after a resume; what it keeps of media, and when."""
 
 from __future__ import annotations
 
@@ -61,21 +61,6 @@ async def tokens(thinker: Qwen2_5Thinker, request: TextRequest) -> tuple[int, ..
 
 def tokens_of(pieces: Sequence[TextPiece | TensorRows]) -> tuple[int, ...]:
     return tuple(token_id for piece in pieces if isinstance(piece, TextPiece) for token_id in piece.token_ids)
-
-
-@lengths.long_form(
-    "models/contract/test_contract.py::test_contract_of_a_slow_model",
-    "engine/test_engine.py::test_answers_do_not_depend_on_company_order_or_a_break",
-)
-async def test_alone_together_and_elsewhere_it_says_the_same(thinker: Qwen2_5Thinker, omni_checkpoint: Path, seed: int) -> None:
-    requests = questions(seed)
-    together = await asyncio.gather(*(tokens(thinker, request) for request in requests))
-    assert len(set(together)) == len(requests)
-    other = loaded(omni_checkpoint, enable_cache=False)
-    assert other.info.revision == thinker.info.revision
-    assert [await tokens(other, request) for request in requests] == together
-    assert [await tokens(thinker, request) for request in requests] == together
-    await other.close()
 
 
 @lengths.rounds(6, 50)

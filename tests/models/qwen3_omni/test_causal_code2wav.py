@@ -53,23 +53,6 @@ async def test_every_profile_is_the_sound_of_transformers(
             assert np.abs(made - expected).max() <= 1e-5 * np.abs(expected).max(), f"{len(codes)} frames, {profile}"
 
 
-async def test_the_first_sound_needs_one_frame(wave: CausalCode2Wav, seed: int) -> None:
-    codes = drawn(wave, random.Random(seed), 5)
-    prepared, heard = await wave.prepare(WaveRequest(seed, Profile.LATENCY)), asyncio.Event()
-
-    async def first_alone() -> AsyncIterator[Piece]:
-        yield Piece("codes", 0, False, codes[:1])
-        await heard.wait()
-        yield Piece("codes", 1, True, codes[1:])
-
-    async with aclosing(wave.decode(prepared, first_alone(), {"audio": 0})) as made:
-        first = await anext(made)
-        assert len(first.samples) == 1920 - 555 and first.prebuffer_s is not None and first.prebuffer_s >= 0
-        heard.set()
-        second = await anext(made)
-        assert len(second.samples) == 1920 and second.prebuffer_s is None
-
-
 # The same bits ---------------------------------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,5 @@
-"""The Talker of Qwen3-Omni: it says what Transformers says with the same weights, the same beside others and after any cut, as soon as it
-can, and tells what it refuses."""
+"""The Talker of Qwen3-Omni: it says what Transformers says with the same weights, the same after any cut, as soon as it can, and tells
+what it refuses."""
 
 from __future__ import annotations
 
@@ -136,40 +136,6 @@ async def test_logprobs_of_first_codes_are_those_of_transformers(
             for item, logprob in event.top:
                 found[item] = logprob
             assert torch.allclose(found, expected.logprobs[number], atol=CLOSE), (found - expected.logprobs[number]).abs().max()
-
-
-DTYPES = ("bfloat16", "float32")
-
-
-@lengths.long_form(
-    "models/qwen3_omni/test_predictor.py::test_a_frame_is_the_same_in_any_company",
-    "engine/test_rows.py::test_many_starving_speakers_at_once_give_what_each_gives_alone",
-    "models/contract/test_contract.py::test_contract_of_a_slow_model",
-)
-@lengths.one_or_all("dtype", DTYPES)
-async def test_beside_others_it_says_what_it_says_alone(reference: TalkerReference, dtype: str, seed: int) -> None:
-    """Eight at once, in steps of eight and of three, one greedy and the others drawn."""
-    dtype = lengths.draw(dtype, DTYPES, seed)
-    wide, narrow = load(reference.folder, dtype=dtype), load(reference.folder, dtype=dtype, enable_cache=False, max_batch_size=3)
-    answers = some(reference, seed, 8)
-    requests = [speech(seed + n, asked, frames=7, sampling=GREEDY if n == 3 else DRAWN) for n, asked in enumerate(answers)]
-    rows = [[wired(piece, dtype) for piece in reference.rows(asked)] for asked in answers]
-    together = await asyncio.gather(*(spoken(wide, *one) for one in zip(rows, requests, strict=True)))
-    assert len({tuple(frames) for frames in together}) == 8
-    assert await asyncio.gather(*(spoken(narrow, *one) for one in zip(rows, requests, strict=True))) == together
-    for place in (2, 3):
-        assert await spoken(wide, rows[place], requests[place]) == together[place]
-    assert narrow.info.revision == wide.info.revision
-    assert wide.engine.stats().pages_used == narrow.engine.stats().pages_used == 0
-    await wide.close()
-    await narrow.close()
-
-
-def wired(piece: TensorRows, dtype: str) -> TensorRows:
-    """As it comes from a Thinker that computes in that type."""
-    if piece.port == "places" or dtype == "float32":
-        return piece
-    return replace(piece, rows=torch.from_numpy(np.array(piece.rows)).bfloat16().view(torch.uint16).numpy())
 
 
 @lengths.rounds(4, 40)
@@ -471,19 +437,6 @@ async def pictured(talker: Qwen3Talker, reference: TalkerReference, seed: int, a
         turned = replace(places, rows=np.ascontiguousarray(places.rows[:, axes]))
         heard.append(spoken(talker, [turned, *others], endless(talker, seed, asked)))
     return await asyncio.gather(*heard)
-
-
-@lengths.long_form(
-    "engine/test_parts.py::test_experts_of_whom_one_is_shared_are_those_of_transformers",
-    "models/qwen3_omni/test_talker.py::test_greedy_frames_are_those_of_transformers",
-)
-async def test_the_shared_expert_is_heard(reference: TalkerReference, talker: Qwen3Talker, tmp_path: Path, seed: int) -> None:
-    """Where it adds nothing, another speech is made: the comparisons above would see a Talker without it."""
-    weights = reference.published()
-    deaf = {name: value * (".shared_expert.down_proj." not in name) for name, value in weights.items()}
-    other = load(copied(reference, tmp_path, {}, deaf))
-    assert await pictured(other, reference, seed) != await pictured(talker, reference, seed)
-    await other.close()
 
 
 async def test_axes_of_positions_are_not_alike(reference: TalkerReference, talker: Qwen3Talker, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""The Thinker: the same tokens alone, beside others and after a resume; what it gives the Talker; and which experts get its rows."""
+"""The Thinker: the same tokens after a resume; what it gives the Talker; and which experts get its rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from omnistage.models.speech.talker import HIDDEN, PLACES, PROMPT
 
 TOKENS = 20
 DRAWN = Sampling(temperature=1, top_p=0.95, repetition_penalty=1.05)
-DTYPES = ("bfloat16", "float32")
 EVERY = {"text": 0, PROMPT: 0, PLACES: 0, HIDDEN: 0}
 
 
@@ -77,28 +76,6 @@ class ThinkerAnswer:
 async def answer(model: Qwen3Thinker, request: TextRequest, wanted: Wanted = EVERY) -> ThinkerAnswer:
     async with aclosing(model.generate(await model.prepare(request), inputs_of(), wanted)) as pieces:
         return ThinkerAnswer([piece async for piece in pieces])
-
-
-@lengths.long_form(
-    "models/contract/test_contract.py::test_contract_of_a_slow_model",
-    "engine/test_parts.py::test_a_row_of_experts_has_the_same_bits_however_many_chose_the_same",
-)
-@lengths.one_or_all("dtype", DTYPES)
-async def test_alone_together_and_with_nothing_kept_it_says_the_same(dtype: str, qwen3_checkpoint: Path, seed: int) -> None:
-    """To the bit, though a step of eight has other experts in use than one of one."""
-    dtype = lengths.draw(dtype, DTYPES, seed)
-    thinker, requests = loaded(qwen3_checkpoint, dtype=dtype), [replace(request, logprobs=True) for request in questions(seed)]
-    together = await asyncio.gather(*(answer(thinker, request) for request in requests))
-    assert len({tuple(made.tokens) for made in together}) == len(requests)
-    other = loaded(qwen3_checkpoint, dtype=dtype, enable_cache=False)
-    assert other.info.revision == thinker.info.revision
-    for model in (other, thinker):
-        for request, wanted in zip(requests, together, strict=True):
-            made = await answer(model, request)
-            assert (made.tokens, made.logprobs) == (wanted.tokens, wanted.logprobs)
-            for port in (PROMPT, PLACES, HIDDEN):
-                assert np.array_equal(made.rows(port), wanted.rows(port))
-    await asyncio.gather(thinker.close(), other.close())
 
 
 @lengths.rounds(4, 40)
