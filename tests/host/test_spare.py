@@ -177,8 +177,8 @@ print(before, said, after, held())
 
 
 def huge_pages(machine: str) -> list[int]:
-    """Of a process that has touched 64 MiB: its bytes in huge pages before, the returned number of them, those after, and those when the
-    kernel was asked for each block once more. machine: "with" huge pages, or "none"."""
+    """Bytes in huge pages of a process that has touched 64 MiB: before, as returned, after, and after the kernel was asked for each block
+    once more. machine: "with" huge pages, or "none"."""
     return list(map(int, output(HUGE, machine).split()))
 
 

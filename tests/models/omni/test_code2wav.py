@@ -160,7 +160,7 @@ async def test_a_speech_has_the_samples_of_its_codes(maker: WaveMaker, seed: int
 
 
 FIRST_SOUND = {QWEN2_5: ("balanced", 2 * BLOCK, 2 * BLOCK + 1, (BLOCK, 2 * BLOCK + 1)), QWEN3: ("latency", 1, 5, (1, 2))}
-"""Of a profile: the codes that the first sound needs, those of the speech, and those that have been heard after one sound and after two."""
+"""A profile, the codes that its first sound needs, those of the speech, and those that have been heard after one sound and after two."""
 
 
 async def test_the_first_sound_needs_no_more_codes_than_it_is_made_of(maker: WaveMaker, seed: int) -> None:
