@@ -352,6 +352,22 @@ async def test_a_connection_without_a_request_is_kept_for_a_while(toy: servers.S
         await asyncio.to_thread(twice)
 
 
+async def test_a_piece_of_an_answer_does_not_wait_until_the_one_before_is_acknowledged(
+    toy: servers.ServerProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client on another machine, or one that is busy, acknowledges 40 ms late."""
+    begin, options = H11Protocol.connection_made, list[int]()
+
+    def note(protocol: H11Protocol, transport: asyncio.Transport) -> None:
+        options.append(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        begin(protocol, transport)
+
+    monkeypatch.setattr(H11Protocol, "connection_made", note)
+    async with local_gateway(toy.address) as (url, _):
+        assert await asyncio.to_thread(is_answered, url)
+    assert options == [1]
+
+
 async def test_a_body_that_drips_in_is_not_waited_for(toy: servers.ServerProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omnistage.gateway.guard.BODY_LIMIT_S", 0.3)
     async with local_gateway(toy.address) as (url, _):
