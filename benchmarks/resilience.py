@@ -21,6 +21,7 @@ from helpers.disturbed import found, holder, restore
 from helpers.fleet import Fleet, fleet
 from helpers.hanging import HANG, WAKE
 from helpers.servers import CHAIN, omni_stub
+from helpers.waiting import until
 from omnistage.client.events import AudioArrival, play
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
@@ -37,6 +38,8 @@ WAYS = {"frozen": (signal.SIGSTOP, signal.SIGCONT), "hung": (HANG, WAKE)}
 """Ways in which a process lives and does nothing: all of it, or only the thread of its event loop; the signals that stop and wake it."""
 DEPENDENT_PORTS = {"thinker": ("text", "audio"), "talker": ("audio",), "code2wav": ("audio",)}
 """The ports whose output depends on a stage, by its kind."""
+SETTLED = '"memory.huge_pages"'
+"""In the log of a server, some seconds after its start."""
 
 
 class NothingLost(RuntimeError):
@@ -128,6 +131,8 @@ async def lose(
     """Send `stop_signal` to the replica of `kind` that has the session, as soon as enough chunks of `port` have come, and measure the loss.
     wake_signal: sent to it at the end. Raises NothingLost, and RuntimeError if the answer differs from the same without a loss. Afterwards
     all replicas run again."""
+    # A replica that began a moment ago dies more slowly than others: its memory is not yet in huge pages.
+    await until(lambda: all(SETTLED in house.server(name).log() for name in house.of(kind)))
     undisturbed, hearing = await hear(stub, number), Hearing()
     signalling: asyncio.Task[tuple[str, float]] | None = None
     try:
@@ -181,7 +186,7 @@ async def measure(kind: str, benchmark: Benchmark) -> None:
     """Measure losses of one kind of stage: kills in mid text and in mid speech, and processes that live and do nothing."""
     kills, stops = benchmark.size((KILLS, STOPS), (1, 1))
     (logs := benchmark.folder / kind).mkdir()
-    with fleet(logs, pipeline="smol", family="smol", can_hang=True) as house:
+    with fleet(logs, pipeline="smol", family="smol", stage_args=("--log-level", "debug"), can_hang=True) as house:
         async with omni_stub(house.address("router")) as stub:
             await found(house, stub)
             for number in range(4):  # warm-up
