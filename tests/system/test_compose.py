@@ -47,7 +47,7 @@ COMPOSE_TIMEOUT_S = 300.0
 KILLS = 3
 
 QUESTION: dict[str, Any] = {"prompt": "What is a river?", "seed": 1, "max_tokens": 40}
-LONG: dict[str, Any] = {"prompt": "Tell me about the moon.", "seed": 2, "max_tokens": 64, "ignore_eos": True}
+LONG: dict[str, Any] = {"prompt": "Tell me about the moon.", "seed": 2, "max_tokens": 192, "ignore_eos": True}
 """Takes the stages several times as long as a second client to start, or a container to be found and killed. A client that pauses holds up
 no stage: all of an answer finds room ahead of it."""
 
