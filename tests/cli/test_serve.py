@@ -145,6 +145,7 @@ def test_a_signal_that_was_ignored_before_stays_ignored(family: ProcessFamily, a
         assert answers(address)
         server.terminate()
         assert server.report("ending ").partition(":")[0] == "on SIGTERM"
+        assert server.wait(30) == 0
 
 
 @lengths.long_form("cli/test_serve.py::test_what_dies_is_started_again_at_its_address", unkept="nobody needs to read its output")
