@@ -19,7 +19,7 @@ from helpers.waves import Codes
 from omnistage.engine.linear import build_exact
 from omnistage.models.checkpoint.files import WEIGHTS, Config
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen3_omni.config import MODEL_TYPE
+from omnistage.models.qwen3_omni.family import MODEL_TYPE
 from omnistage.models.qwen3_omni.wave.code2wav import CausalCode2Wav, load_code2wav
 from omnistage.models.qwen3_omni.wave.config import WaveConfig, wave_config
 from omnistage.models.qwen3_omni.wave.net import CausalNet

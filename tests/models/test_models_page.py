@@ -149,7 +149,7 @@ OLD_PLACES = {
     "models.common.checkpoint": "BadCheckpoint Config read_config",
     "models.common.constraint": "Constraints Grammar",
     "models.common.encoders.encoder": "VisionEncoder AudioSizes",
-    "models.common.encoders.prompt": "PromptRows PromptSizes",
+    "models.common.encoders.prompt": "PromptRows ThinkerSizes",
     "models.common.encoders.starting": "ThinkerParts ThinkerSizes",
     "models.common.encoders.thinker": "MediaThinker",
     "models.common.engine_model": "EngineModel Started",

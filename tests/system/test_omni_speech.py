@@ -203,10 +203,9 @@ async def test_eight_speak_at_once_in_bfloat16(omni_family: OmniFamily, omni_fol
 @lengths.long_form(
     "router/test_chain.py::test_a_stage_that_is_lost_in_mid_speech_leaves_no_gap",
     "models/qwen2_5_omni/test_thinker.py::test_it_goes_on_after_any_token",
-    "models/qwen2_5_omni/test_talker.py::test_it_goes_on_after_any_code",
+    "models/omni/test_talkers.py::test_it_goes_on_after_any_frame",
     "models/qwen2_5_omni/test_code2wav.py::test_sound_goes_on_in_what_would_be_the_next_window",
     "models/qwen3_omni/test_thinker.py::test_an_answer_goes_on_from_any_place",
-    "models/qwen3_omni/test_talker.py::test_it_goes_on_after_any_frame",
     "models/omni/test_code2wav.py::test_sound_goes_on_at_any_sample_with_the_same_bits",
 )
 @lengths.one_or_all("kind", KINDS)

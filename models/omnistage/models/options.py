@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from omnistage.models.reports import LoadError
 
@@ -14,26 +14,6 @@ if TYPE_CHECKING:
 
 
 Made = TypeVar("Made", bound="DataclassInstance")
-
-
-class SettingsLike(Protocol):
-    """The settings of a server that loading uses; see omnistage.stage.settings."""
-
-    checkpoint: str
-    device: str
-    threads: int
-    max_sessions: int
-    max_batch_size: int
-    max_batch_tokens: int
-    kv_cache_bytes: int
-    enable_cache: bool | None
-    tensor_parallel_size: int
-    gpu_memory_utilization: float
-    memory_share: float
-    options: dict[str, int | float | str | bool]
-
-    @property
-    def dtype(self) -> str: ...
 
 
 USUAL_SESSIONS = 64
@@ -46,30 +26,72 @@ def with_resumed(sessions: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class SettingAbout:
+    """The description of a setting that not every model uses. text: for people. metavar: stands for its value in --help. least, most: its
+    bounds; above_least: `least` itself is excluded. default_text: the value if it is not set, in words."""
+
+    text: str
+    metavar: str = "N"
+    least: float = 0
+    most: float | None = None
+    above_least: bool = False
+    default_text: str = "the model's"
+
+
+def _setting(default: object, text: str, metavar: str = "N", **rules: Any) -> Any:
+    """A field of LoadOptions that not every model uses; see SettingAbout."""
+    return field(default=default, metadata={"about": SettingAbout(text, metavar, **rules)})
+
+
+@dataclass(frozen=True, slots=True)
 class LoadOptions:
     """The options with which a model is loaded. A default leaves a setting to the model. path: folder of a checkpoint; None: the family's
-    own checkpoint. threads: torch threads of a computing thread. max_sessions: largest number of answers at once. max_batch_size,
-    max_batch_tokens: largest numbers of sequences and of rows in one step. kv_cache_bytes: bytes of keys and values. enable_cache: whether
-    to keep the common beginnings of prompts. tensor_parallel_size: number of ranks of the model. gpu_memory_utilization: part of a GPU's
-    memory that it may fill, above 0 to 1. memory_share: part of the device's memory that it may count on, above 0 to 1, if other models
-    that take all free memory start at the same time. family: options that only models of one family have."""
+    own checkpoint. max_sessions: largest number of answers at once. family: options that only models of one family have.
+
+    The settings of servers and of whole stacks are made of these fields; `python -m tools.options` writes the files for clients and
+    commands."""
 
     path: Path | None = None
     device: str = "cpu"
     dtype: str = "auto"
-    threads: int = 1
     max_sessions: int = 0
-    max_batch_size: int = 0
-    max_batch_tokens: int = 0
-    kv_cache_bytes: int = 0
-    enable_cache: bool | None = None
-    tensor_parallel_size: int = 1
-    gpu_memory_utilization: float = 0.0
-    memory_share: float = 1.0
+    threads: int = _setting(1, "Compute threads of a process.", least=1, most=64, default_text="1")
+    max_batch_size: int = _setting(
+        0, "Sequences in one step; other answers wait for a place in it.", least=1, most=4096, default_text="max_sessions"
+    )
+    max_batch_tokens: int = _setting(
+        0,
+        "Rows in one step. With fewer rows, a prompt that is read holds other answers up less; with more, it is read in fewer steps.",
+        least=1,
+        most=1 << 20,
+    )
+    kv_cache_bytes: int = _setting(0, "Memory for keys and values, at least one whole context.", "BYTES", least=1)
+    enable_cache: bool | None = _setting(
+        None, "Keep computed results for later prompts with the same beginning.", "BOOL", default_text="True"
+    )
+    tensor_parallel_size: int = _setting(
+        1,
+        "Number of ranks over which a model is spread: processes of this machine, each with a GPU.",
+        least=1,
+        most=64,
+        default_text="1",
+    )
+    gpu_memory_utilization: float = _setting(
+        0.0, "Part of a GPU's memory that may be filled; has no effect on a CPU.", "PART", most=1, above_least=True
+    )
+    memory_share: float = _setting(
+        1.0,
+        "Part of a device's memory that a process may count on, if several processes that take all free memory share the device.",
+        "PART",
+        most=1,
+        above_least=True,
+        default_text="equal parts",
+    )
     family: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, settings: SettingsLike) -> LoadOptions:
+    def of(cls, settings: Any) -> LoadOptions:
+        """The options in the settings of a server, see omnistage.stage.settings."""
         path = Path(settings.checkpoint) if settings.checkpoint else None
         keywords = {name: getattr(settings, name) for name in ("device", "dtype", "max_sessions", *OPTIONAL)}
         return cls(path, family=settings.options, **keywords)
@@ -109,15 +131,6 @@ def validate_options(options: Mapping[str, Any], defaults: DataclassInstance, of
     return options
 
 
-def not_negative(options: Made, of: str) -> Made:
-    """Returns `options` after a check that no number is below 0. of: the model's name in errors. Raises LoadError."""
-    for each in fields(options):
-        value = getattr(options, each.name)
-        if not isinstance(value, str) and value < 0:
-            raise LoadError(f"option {each.name} of {of} is {value}; 0 leaves it to the model")
-    return options
-
-
 def check_counts(options: DataclassInstance, names: Sequence[str], of: str) -> None:
     """Raises LoadError for an option below 1. names: the options to check. of: the model's name in errors."""
     for name in names:
@@ -136,16 +149,8 @@ GPU_MEMORY = "gpu_memory_utilization"
 MEMORY_SHARE = "memory_share"
 """Name of a setting of models that take all free memory."""
 
-OPTIONAL = (
-    "threads",
-    "max_batch_size",
-    "max_batch_tokens",
-    "kv_cache_bytes",
-    "enable_cache",
-    "tensor_parallel_size",
-    GPU_MEMORY,
-    MEMORY_SHARE,
-)
+SETTING_ABOUT: Mapping[str, SettingAbout] = {each.name: each.metadata["about"] for each in fields(LoadOptions) if "about" in each.metadata}
+OPTIONAL = tuple(SETTING_ABOUT)
 """Settings that not every model uses."""
 
 DEFAULTS: Mapping[str, object] = {each.name: each.default for each in fields(LoadOptions)}
@@ -153,13 +158,11 @@ DEFAULTS: Mapping[str, object] = {each.name: each.default for each in fields(Loa
 
 @dataclass(frozen=True, slots=True)
 class ThinkerOptions:
-    """Options of a Thinker; 0 leaves a choice to the model. family: name of the family, for humans.
+    """Options of a Thinker; 0 leaves a choice to the model.
 
     context: tokens that a conversation and its answer may have together. medium_rows: tokens that a picture or film may have; larger media
     are made smaller. feature_cache_bytes: largest number of bytes of kept features of media. decoders: number of processes that decode
     media. film_fps: frames a second as which the frames of each film count, at any speed; 0: they have their real times."""
-
-    family: ClassVar[str]
 
     context: int = 0
     medium_rows: int = 0
@@ -167,46 +170,44 @@ class ThinkerOptions:
     decoders: int = 0
     film_fps: float = 0.0
 
-    @classmethod
-    def from_settings(cls, options: Mapping[str, Any]) -> Self:
-        """The options, from the settings of a server. Raises LoadError."""
-        of = f"the thinker of {cls.family}"
-        return not_negative(cls(**validate_options(options, cls(), of)), of)
-
 
 @dataclass(frozen=True, slots=True)
 class TalkerOptions:
-    """Options of a Talker; 0 leaves a choice to the model. family: name of the family, for humans. context: largest number of rows of a
-    conversation and frames of its speech together."""
-
-    family: ClassVar[str]
+    """Options of a Talker; 0 leaves a choice to the model. context: largest number of rows of a conversation and frames of its speech
+    together."""
 
     context: int = 0
-
-    @classmethod
-    def from_settings(cls, options: Mapping[str, Any]) -> Self:
-        """The options, from the settings of a server. Raises LoadError."""
-        of = f"the talker of {cls.family}"
-        return not_negative(cls(**validate_options(options, cls(), of)), of)
 
 
 @dataclass(frozen=True, slots=True)
 class Code2WavOptions:
-    """Options of a Code2Wav; 0 leaves a choice to the model. family: name of the family, for humans. max_values: name of an option -> its
-    largest value. workers: number of threads that compute at the same time, each with `threads` torch threads; 0: as many as the cores
-    allow, up to a few."""
-
-    family: ClassVar[str]
-    max_values: ClassVar[Mapping[str, int]] = {"workers": 64}
+    """Options of a Code2Wav; 0 leaves a choice to the model. workers: number of threads that compute at the same time, each with `threads`
+    torch threads; 0: as many as the cores allow, up to a few."""
 
     workers: int = 0
 
-    @classmethod
-    def from_settings(cls, options: Mapping[str, Any]) -> Self:
-        """The options, from the settings of a server. Raises LoadError."""
-        of = f"the code2wav of {cls.family}"
-        result = not_negative(cls(**validate_options(options, cls(), of)), of)
-        for name, max_value in cls.max_values.items():
-            if getattr(result, name) > max_value:
-                raise LoadError(f"option {name} of {of} is {getattr(result, name)}; {max_value} is the most")
+
+MAX_WORKERS = {"workers": 64}
+"""The largest values of Code2WavOptions."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptionsOf(Generic[Made]):
+    """The options of one model. options: their class. of: the model's name in errors. max_values: name of an option -> its largest
+    value."""
+
+    options: type[Made]
+    of: str
+    max_values: Mapping[str, int] = field(default_factory=dict)
+
+    def from_settings(self, values: Mapping[str, Any]) -> Made:
+        """The options, from the settings of a server. Raises LoadError for an unknown option, one of another type, below 0, or above its
+        largest value."""
+        result = self.options(**validate_options(values, self.options(), self.of))
+        for each in fields(result):
+            value, max_value = getattr(result, each.name), self.max_values.get(each.name)
+            if not isinstance(value, str) and value < 0:
+                raise LoadError(f"option {each.name} of {self.of} is {value}; 0 leaves it to the model")
+            if max_value is not None and value > max_value:
+                raise LoadError(f"option {each.name} of {self.of} is {value}; {max_value} is the most")
         return result

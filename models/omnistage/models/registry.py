@@ -168,7 +168,7 @@ def check(family: str, kind: str, options: LoadOptions) -> None:
             raise LoadError(f"{setting} {value_text(getattr(options, setting))}: the {kind} of {family} {advice}")
     check_possible(options.device)
     if entry.options:
-        cast(type[OptionsReader], _import_name(entry.options)).from_settings(dict(options.family))
+        cast(OptionsReader, _import_name(entry.options)).from_settings(dict(options.family))
     elif options.family:
         raise LoadError(f"the {kind} of {family} has no options, {sorted(options.family)} are given")
     if options.path is None:

@@ -4,7 +4,7 @@ the Talker of Qwen3-Omni gets what Transformers takes of it."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,8 @@ import torch
 
 from helpers.omni_reference import OmniReference, Qwen3Reference
 from omnistage.models.conversation import Media, Part, Turn
-from omnistage.models.encoders.encoder import Grid, MediumExtent, PromptLayout
+from omnistage.models.encoders.encoder import Grid, MediumExtent
+from omnistage.models.encoders.prompt import PromptRows
 from omnistage.models.interface import BadRequest
 from omnistage.models.qwen2_5_omni import config as qwen2_5_config
 from omnistage.models.qwen2_5_omni import thinker as qwen2_5
@@ -33,7 +34,7 @@ class PromptMaker:
     config: Any
     tokenizer: ChatTokenizer
     reference: OmniReference
-    lay_out: Callable[..., PromptLayout]
+    prompt_rows: type[PromptRows]
     seconds: tuple[float, ...]
 
     def conversation(self, source: random.Random) -> tuple[Turn, ...]:
@@ -102,10 +103,12 @@ def maker_of(family: str, request: pytest.FixtureRequest) -> PromptMaker:
     if family == QWEN2_5:
         folder = request.getfixturevalue("omni_checkpoint")
         own = qwen2_5_config.read_thinker_config(folder)
-        return PromptMaker(family, own, qwen2_5.tokenizer_of(folder, own), OmniReference(folder), qwen2_5.lay_out, (0.5, 1.0, 1.3, 7.0))
+        return PromptMaker(
+            family, own, qwen2_5.tokenizer_of(folder, own), OmniReference(folder), qwen2_5.Qwen2_5PromptRows, (0.5, 1.0, 1.3, 7.0)
+        )
     folder = request.getfixturevalue("qwen3_checkpoint")
     config = qwen3_config.read_thinker_config(folder)
-    return PromptMaker(family, config, qwen3.tokenizer_of(folder, config), Qwen3Reference(folder), qwen3.lay_out, (1.0, 2.0, 7.0))
+    return PromptMaker(family, config, qwen3.tokenizer_of(folder, config), Qwen3Reference(folder), qwen3.Qwen3PromptRows, (1.0, 2.0, 7.0))
 
 
 @pytest.fixture(scope="module", params=[QWEN2_5, QWEN3])
@@ -152,7 +155,7 @@ def test_places_are_those_of_transformers(maker: PromptMaker, seed: int) -> None
         turns, heard = maker.conversation(source), source.random() < 0.5
         kinds = kinds_of(turns)
         extents, sounds = maker.extents(kinds, source, heard=heard)
-        layout = maker.lay_out(maker.tokenizer.template.token_ids(turns, kinds), extents, config)
+        layout = maker.prompt_rows(config).lay_out(maker.tokenizer.template.token_ids(turns, kinds), extents)
         wanted = maker.positions(layout.ids, extents, sounds, heard=heard)
         assert np.array_equal(layout.positions, wanted[:, :-1].numpy()), (turns, extents)
         assert layout.delta + len(layout) == int(wanted[0, -1])
@@ -174,7 +177,7 @@ def test_the_talker_gets_what_users_said(qwen3_maker: PromptMaker, seed: int) ->
         kinds = kinds_of(turns)
         extents, sounds = maker.extents(kinds, source, heard=heard)
         written = maker.tokenizer.template.token_ids(turns, kinds)
-        layout = maker.lay_out(written, extents, config)
+        layout = maker.prompt_rows(config).lay_out(written, extents)
         made = qwen3.spoken_part(written, extents, layout, config, config.speech)
 
         ids = torch.from_numpy(layout.ids)[None]
@@ -194,5 +197,5 @@ def test_the_talker_gets_what_users_said(qwen3_maker: PromptMaker, seed: int) ->
 
 def test_a_time_between_two_positions_is_cut(qwen3_maker: PromptMaker) -> None:
     config = qwen3_maker.config
-    layout = qwen3.lay_out([7, config.ids.video, 8], [MediumExtent(Grid(3, 2, 4), 0.7)], config)
+    layout = qwen3.Qwen3PromptRows(config).lay_out([7, config.ids.video, 8], [MediumExtent(Grid(3, 2, 4), 0.7)])
     assert layout.positions[0].tolist() == [0, 1, 1, 1 + 9, 1 + 9, 1 + 18, 1 + 18, 20]

@@ -22,11 +22,11 @@ import torch
 from helpers import lengths
 from helpers.speech_reference import WaveReference
 from helpers.waiting import until
-from helpers.waves import BLOCK, ENDS, SAMPLES, STREAMED, decibels, drawn, joined, loaded, samples, solved, sounded, sounds
+from helpers.waves import BLOCK, ENDS, SAMPLES, STREAMED, decibels, drawn, joined, loaded, samples, solved, sounds
 from omnistage.engine.memory import KEPT_KERNELS, ONEDNN_KEEPS
-from omnistage.models.interface import BadRequest, Sound, WaveRequest
+from omnistage.models.interface import BadRequest, WaveRequest
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen2_5_omni.wave.code2wav import FlowCode2Wav, PreparedSpeech, Speech, noise, read_parts
+from omnistage.models.qwen2_5_omni.wave.code2wav import FlowCode2Wav, Speech, noise, read_parts
 from omnistage.models.qwen2_5_omni.wave.config import SCHEDULES, read_wave_config, schedule_of
 from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD
 from omnistage.models.qwen2_5_omni.wave.window import METHODS, Flow, Solver, Trajectory
@@ -67,26 +67,6 @@ async def test_a_window_that_looks_ahead_comes_near_to_the_whole(published: Flow
     whole = await samples(published, codes, WaveRequest(seed, "offline"))
     near = {profile: decibels(await samples(published, codes, WaveRequest(seed, profile)), whole) for profile in STREAMED}
     assert near["balanced"] > 45 and near["latency"] > 45 and near["quality"] > near["balanced"] + 20, near
-
-
-@lengths.long_form(
-    "models/qwen2_5_omni/test_code2wav.py::test_a_block_depends_on_no_more_than_its_neighbours",
-    "models/qwen2_5_omni/test_code2wav.py::test_a_sample_depends_on_no_more_frames_than_are_kept_for_it",
-)
-async def test_who_looks_as_far_ahead_as_anything_depends_makes_the_whole(quick: FlowCode2Wav, seed: int) -> None:
-    """With two evaluations that is two blocks. The first refresh is behind the end of this speech."""
-    codes, speaker = drawn(random.Random(seed), 18 * BLOCK - 5), next(iter(quick._speakers.values()))
-    whole = await samples(quick, codes, WaveRequest(seed, "offline"))
-    near = list[float]()
-    for ahead in (1, 2, 3):
-        speech = Speech(quick.config, quick.windows, PreparedSpeech(seed, schedule_of((1, 2, 3, 6), ahead, BLOCK), speaker))
-        speech.feed(0, codes, last=True)
-        made = list[Sound]()
-        while (step := speech.next()) is not None:
-            window, flow = step
-            made.append(sounded(quick, speech.solved(window, solved(quick, flow))))
-        near.append(decibels(joined(made), whole))
-    assert near[0] < 90 < near[1] and near[2] > 90, near
 
 
 @pytest.mark.parametrize("evaluations", [1, 2, 4])

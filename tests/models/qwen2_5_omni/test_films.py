@@ -27,7 +27,7 @@ from omnistage.models.interface import BadRequest, Failed, TextRequest
 from omnistage.models.media.decoder import DecodingProcess
 from omnistage.models.media.terms import BadMedia, NoRoom
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen2_5_omni.thinker import Qwen2_5Thinker, lay_out, load_thinker
+from omnistage.models.qwen2_5_omni.thinker import Qwen2_5Thinker, load_thinker
 from omnistage.v1 import stage_pb2
 
 ROOM = 30_000
@@ -50,7 +50,7 @@ async def test_what_is_seen_and_heard_together_stands_at_the_same_time(
 ) -> None:
     """The last two pictures begin so long before the last sound as they last, to half a second."""
     film = await features(thinker, media_files.film(seed, frames, rate_hz=rate_hz, times=times, sound_s=lasts_s))
-    layout = lay_out([thinker.config.ids.video], [film.extent], thinker.config)
+    layout = thinker.lay_out([thinker.config.ids.video], [film.extent])
     seen, heard = (layout.positions[0][layout.ids == of].max() for of in (thinker.config.ids.video, thinker.config.ids.audio))
     assert (heard - seen) / thinker.config.position_ids_per_second == pytest.approx(2 * lasts_s / _shown(film), abs=0.5)
 
@@ -68,7 +68,7 @@ async def test_a_long_film_is_looked_at_less_often(omni_checkpoint: Path, seed: 
     film = await features(thinker, media_files.film(seed, 40, rate_hz=2, sound_s=20), context)
     assert context / 2 < rows_of(film.extent, thinker.config) <= context * FILM_SHARE
     assert 2 <= _shown(film) < 40
-    layout = lay_out([thinker.config.ids.video], [film.extent], thinker.config)
+    layout = thinker.lay_out([thinker.config.ids.video], [film.extent])
     seen = layout.positions[0][layout.ids == thinker.config.ids.video].max()
     assert (seen + film.extent.seconds * thinker.config.position_ids_per_second) / thinker.config.position_ids_per_second == pytest.approx(
         20, abs=1

@@ -18,7 +18,7 @@ import torch
 
 from helpers import lengths
 from helpers.checkpoints import change_json
-from helpers.models import ROW_PORTS, RowInputs, speak
+from helpers.models import ROW_PORTS, RowInputs
 from helpers.waiting import until
 from omnistage.engine.memory import PAGE_ROWS, page_bytes
 from omnistage.models.checkpoint.files import BadCheckpoint
@@ -32,8 +32,6 @@ from omnistage.models.qwen2_5_omni.voices import VoiceSizes, read_voices
 
 DRAWN = Sampling(temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05)
 FRAMES = 60
-BLOCK = 12
-"""Codes that are put out together, behind the first so many."""
 ENDLESS = Sampling(logit_bias=dict.fromkeys((8292, 8294), -100.0))
 
 
@@ -79,65 +77,10 @@ async def test_the_row_of_a_token_comes_with_the_next_token(thinker: Qwen2_5Thin
     assert min(late) == 0 and late.count(0) > len(late) // 2 and (tokens, rows) == (40, 39)
 
 
-async def test_a_code_comes_with_its_row_and_the_next_one_is_waited_for(thinker: Qwen2_5Thinker, talker: Qwen2_5Talker, seed: int) -> None:
-    """A waiting speech has its pages and no place in a step; the row wakes it. After the first code, codes come by the block."""
-    *conversation, hidden = joined(await rows_of(thinker, asked(seed, tokens=5 * BLOCK // 2)))
-    line, heard, codec = RowInputs(), list[int](), talker.config.codec
-    for piece in conversation:
-        line.put(piece)
-    endless = SpeechRequest(seed, sampling=replace(DRAWN, logit_bias={codec.eos: -100, codec.pad: -100}))
-    async with aclosing(talker.speak(await talker.prepare(endless), line.inputs(), {"codes": 0})) as frames:
-        waiting = asyncio.ensure_future(anext(frames))
-        for count in range(2 * BLOCK):
-            if count % 5 == 1:
-                await until(lambda: talker.engine.stats().starved == 1)
-                stats = talker.engine.stats()
-                assert stats.running == 0 and stats.pages_used > 0
-                await spoken(talker, [*conversation, hidden], speech(seed + 1, frames=3))
-                assert not waiting.done() and talker.engine.stats().starved == 1
-            made = talker.engine.stats().items
-            line.put(TensorRows("hidden", hidden.rows[count : count + 1]))
-            await until(lambda made=made: talker.engine.stats().items == made + 1)  # type: ignore[misc]
-            if count == 0 or (count + 1) % BLOCK == 0:
-                heard += (await waiting).rows[:, 0].tolist()
-                assert len(heard) == count + 1
-                waiting = asyncio.ensure_future(anext(frames))
-        waiting.cancel()
-        await asyncio.wait({waiting})
-    await until(lambda: talker.engine.stats().pages_used == 0)
-
-
 def joined(rows: list[TensorRows]) -> list[TensorRows]:
     """The rows of each port in one piece, those of the answer last."""
     parts = {port: [piece.rows for piece in rows if piece.port == port and len(piece.rows)] for port in ROW_PORTS}
     return [TensorRows(port, np.concatenate(parts[port]), last=True) for port in ROW_PORTS]
-
-
-@lengths.rounds(8, 50)
-async def test_it_goes_on_after_any_code(thinker: Qwen2_5Thinker, talker: Qwen2_5Talker, rounds: int, seed: int) -> None:
-    source, rows = random.Random(seed), await rows_of(thinker, asked(seed, 25))
-    whole = await spoken(talker, rows, speech(seed))
-    for _ in range(rounds):
-        cut = source.randrange(1, len(whole))
-        history = np.array(whole[:cut], np.uint32)[:, None]
-        assert await spoken(talker, rows, replace(speech(seed), history=history)) == whole[cut:], cut
-
-
-async def test_a_conversation_that_goes_on_is_not_read_again(thinker: Qwen2_5Thinker, talker: Qwen2_5Talker, seed: int) -> None:
-    """The rows that it begins with have the same bits, and are known by them; not to another scope."""
-    words = "".join(random.Random(seed).choices("abcdefgh ", k=400))
-    first = await rows_of(thinker, asked(seed, 5, words))
-    longer = await rows_of(thinker, asked(seed, 5, words + " And then?"))
-
-    async def computed(rows: list[TensorRows], scope: str) -> int:
-        before = talker.engine.stats().rows
-        await spoken(talker, rows, replace(speech(seed, frames=1), scope=scope))
-        return talker.engine.stats().rows - before
-
-    length = sum(len(piece.rows) for piece in longer if piece.port == "prompt")
-    assert length > 200
-    await computed(first, "one")
-    assert await computed(longer, "one") < 100 < length <= await computed(longer, "other")
 
 
 def in_parts(rows: list[TensorRows], source: random.Random) -> list[TensorRows]:
@@ -234,55 +177,6 @@ async def test_an_opening_that_does_not_end_leaves_nothing(
     assert await spoken(talker, [prompt, places, hidden], request) == await spoken(talker, [prompt, places, hidden], speech(seed))
 
 
-async def test_an_answer_without_a_word_has_no_speech(talker: Qwen2_5Talker, thinker: Qwen2_5Thinker, seed: int) -> None:
-    """Its only token is its end, which has no row."""
-    (end,) = thinker.tokenizer.ends
-    nothing = replace(asked(seed, words=WORDS), sampling=Sampling(logit_bias={end: 100.0}), ignore_eos=False)
-    said = await speak(thinker, talker, nothing, speech(seed))
-    assert (said.tokens, said.codes, talker.engine.stats().pages_used) == ([], [], 0)
-    with pytest.raises(BadRequest, match="nothing to speak") as refused:
-        await spoken(talker, await rows_of(thinker, nothing), replace(speech(seed), history=np.array([[7]], np.uint32)))
-    assert refused.value.field == "resume.history"
-
-
-@pytest.mark.parametrize(
-    ("change", "field", "told"),
-    [
-        ({"voice": "Nobody"}, "talker.voice", "the voices are Chelsie and Ethan"),
-        ({"speed": 1.2}, "talker.speed", "its own pace"),
-        ({"history": np.array([[5], [8294]], np.uint32)}, "resume.history", "8294 is part of no answer"),
-        ({"history": np.array([[5], [8292], [6]], np.uint32)}, "resume.history", "8292 is part of no answer"),
-        ({"history": np.array([[8293], [5]], np.uint32)}, "resume.history", "8293 is part of no answer"),
-        ({"history": np.array([[8448]], np.uint32)}, "resume.history", "below 8448"),
-        ({"history": np.zeros((60, 1), np.uint32)}, "resume.history", "it has 60 at most"),
-        ({"sampling": Sampling(logit_bias={8448: 1.0})}, "talker.sampling.logit_bias", "below 8448"),
-    ],
-)
-async def test_what_it_cannot_do_is_told_before_anything_is_read(
-    talker: Qwen2_5Talker, change: dict[str, Any], field: str, told: str
-) -> None:
-    with pytest.raises(BadRequest, match=told) as refused:
-        await talker.prepare(replace(speech(1), **change))
-    assert refused.value.field == field
-
-
-async def test_a_conversation_beyond_its_context_is_refused(thinker: Qwen2_5Thinker, omni_checkpoint: Path, seed: int) -> None:
-    small = load_talker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32", family={"context": 64}))
-    rows = await rows_of(thinker, asked(seed, 5, "Far away. " * 30))
-    prompt, places, hidden = joined(rows)
-    for count in (63, len(prompt.rows)):
-        longer = [TensorRows("places", places.rows[:count], last=True), TensorRows("prompt", prompt.rows[:count], last=True), hidden]
-        for order in (longer, longer[::-1]):
-            with pytest.raises(BadRequest, match="the Talker takes 62 rows") as refused:
-                await spoken(small, order, speech(seed))
-            assert refused.value.field == "thinker.messages"
-    longest = [TensorRows("places", places.rows[:62], last=True), TensorRows("prompt", prompt.rows[:62], last=True), hidden]
-    assert len(await spoken(small, longest, speech(seed, frames=0))) == 1
-    whole = await spoken(small, await rows_of(thinker, asked(seed, 5, "Far?")), speech(seed, frames=0))
-    assert 0 < len(whole) < 64
-    await small.close()
-
-
 def in_places(talker: Qwen2_5Talker, places: np.ndarray[Any, Any]) -> list[TensorRows]:
     rows = np.zeros((len(places), talker.config.row_size), np.float32)
     return [
@@ -334,22 +228,6 @@ async def test_rows_that_were_given_are_counted_with_keys_and_values(omni_checkp
     assert "for 2048 tokens" in small.info.settings["kv_cache_bytes"] and "2048 of the" in small.info.settings["context"]
     await small.close()
     await usual.close()
-
-
-@lengths.long_form("engine/test_scheduler.py::test_a_client_with_less_gets_a_place_of_the_one_that_has_more_and_no_more_than_its_share")
-async def test_a_client_with_less_gets_a_place_of_the_one_that_has_more(thinker: Qwen2_5Thinker, omni_checkpoint: Path, seed: int) -> None:
-    small = load_talker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32", max_batch_size=2))
-    rows, ended = await rows_of(thinker, asked(seed)), list[str]()
-
-    async def say(client: str, frames: int) -> None:
-        await spoken(small, rows, replace(speech(seed, frames=frames), sampling=ENDLESS, client=client))
-        ended.append(client)
-
-    greedy = [asyncio.create_task(say("greedy", 400)) for _ in range(6)]
-    await until(lambda: small.engine.stats().waiting == 4)
-    await asyncio.gather(say("modest", 5), *greedy)
-    assert ended.index("modest") < 3, ended
-    await small.close()
 
 
 async def test_the_thread_that_reads_rows_is_watched(thinker: Qwen2_5Thinker, talker: Qwen2_5Talker, seed: int) -> None:

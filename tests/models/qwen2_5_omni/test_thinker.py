@@ -17,7 +17,6 @@ from PIL import Image
 from helpers import lengths, media_files
 from helpers.checkpoints import change_json
 from helpers.models import said, text_pieces
-from helpers.waiting import until
 from omnistage.models.conversation import Media, Part, Streamed, Turn
 from omnistage.models.encoders.reader import OTHERS
 from omnistage.models.encoders.thinker import MAX_MEDIA, MEDIA_FIELD
@@ -271,24 +270,6 @@ async def test_what_was_asked_otherwise_is_not_found(thinker: Qwen2_5Thinker, om
     await rows(thinker, asked(seed, picture(seed, 200, 300)))
     found, _ = await rows(thinker, asked(seed, picture(seed + 1, 200, 300)))
     assert found < 64
-
-
-@lengths.long_form(
-    "models/media/test_turns.py::test_a_client_leaves_a_place_to_whoever_comes",
-    "models/encoders/test_reader.py::test_media_take_turns_and_share_passes_only_where_that_is_exact",
-)
-async def test_many_films_of_one_client_hold_up_no_medium_of_another(thinker: Qwen2_5Thinker, seed: int) -> None:
-    """In films that are answered meanwhile, of a queue of 48: some are on their way already."""
-    films = [asyncio.create_task(tokens(thinker, replace(asked(seed, film(seed + n), tokens=1), client="films"))) for n in range(48)]
-    await until(lambda: any(task.done() for task in films))
-    for part in (picture(seed + 1), sound(seed + 1), film(seed + 100)):
-        before = sum(task.done() for task in films)
-        await tokens(thinker, replace(asked(seed, part, tokens=1), client="other"))
-        meanwhile = sum(task.done() for task in films) - before
-        assert meanwhile <= 20
-    for task in films:
-        task.cancel()
-    await asyncio.wait(films)
 
 
 async def test_a_question_that_is_given_up_while_media_are_read_leaves_nothing(thinker: Qwen2_5Thinker, seed: int) -> None:

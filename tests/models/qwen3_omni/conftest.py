@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,15 +21,16 @@ def wave_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: written(base / name, config, 5) for name, config in (("tiny", tiny.code2wav_config()), ("other", OTHER))}
 
 
-@pytest.fixture(scope="session")
-def wave(wave_folders: dict[str, Path]) -> Iterator[CausalCode2Wav]:
-    model = loaded(wave_folders["tiny"])
-    yield model
-    asyncio.run(model.close())
+def _shared(name: str) -> Any:
+    """A fixture: the Code2Wav of one of these checkpoints."""
+
+    @pytest.fixture(scope="session")
+    def model(wave_folders: dict[str, Path]) -> Iterator[CausalCode2Wav]:
+        shared = loaded(wave_folders[name])
+        yield shared
+        asyncio.run(shared.close())
+
+    return model
 
 
-@pytest.fixture(scope="session")
-def other_wave(wave_folders: dict[str, Path]) -> Iterator[CausalCode2Wav]:
-    model = loaded(wave_folders["other"])
-    yield model
-    asyncio.run(model.close())
+wave, other_wave = _shared("tiny"), _shared("other")

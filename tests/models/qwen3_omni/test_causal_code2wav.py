@@ -28,7 +28,7 @@ from helpers.waves import arriving, samples
 from omnistage.models.checkpoint.files import WEIGHTS, BadCheckpoint
 from omnistage.models.interface import Piece, Profile, Sampling, SpeechRequest, TensorRows, WaveRequest
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen3_omni.config import MODEL_TYPE
+from omnistage.models.qwen3_omni.family import MODEL_TYPE
 from omnistage.models.qwen3_omni.talker import load_talker
 from omnistage.models.qwen3_omni.wave.code2wav import CausalCode2Wav, Speech, WindowJob
 from omnistage.models.qwen3_omni.wave.config import SCHEDULES, read_wave_config

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
@@ -23,7 +22,6 @@ from helpers import lengths
 from helpers.checkpoints import Change, Weights, changed, in_blocks
 from helpers.models import RowInputs
 from helpers.talker_reference import CHAT, PENALTY, SIZES, TTS, SpokenFrames, TalkerConversation, TalkerReference
-from helpers.waiting import until
 from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.interface import BadRequest, Sampling, SpeechRequest, TensorRows
@@ -138,59 +136,8 @@ async def test_logprobs_of_first_codes_are_those_of_transformers(
             assert torch.allclose(found, expected.logprobs[number], atol=CLOSE), (found - expected.logprobs[number]).abs().max()
 
 
-@lengths.rounds(4, 40)
-async def test_it_goes_on_after_any_frame(reference: TalkerReference, talker: Qwen3Talker, rounds: int, seed: int) -> None:
-    source, asked = random.Random(seed), some(reference, seed, 3)
-    whole = await asyncio.gather(*(spoken(talker, reference.rows(one), endless(talker, seed, one)) for one in asked))
-    for number in range(rounds):
-        one, frames = asked[number % 3], whole[number % 3]
-        cut = source.randrange(1, len(frames))
-        request = replace(endless(talker, seed, one), history=np.array(frames[:cut], np.uint32))
-        assert await spoken(talker, reference.rows(one), request) == frames[cut:], cut
-
-
-async def test_a_frame_comes_with_its_row_and_the_next_one_is_waited_for(
-    reference: TalkerReference, talker: Qwen3Talker, seed: int
-) -> None:
-    """Each by itself: sound is made of one. Behind the last row it goes on by itself."""
-    asked = reference.asked(seed, tokens=6)
-    whole = await spoken(talker, reference.rows(asked), endless(talker, seed, asked))
-    places, prompt, reply = reference.rows(asked)
-    line, heard = RowInputs(), list[Frame]()
-    for piece in (places, prompt):
-        line.put(piece)
-    async with aclosing(talker.speak(await talker.prepare(endless(talker, seed, asked)), line.inputs(), {"codes": 0})) as frames:
-        for count in range(len(reply.rows)):
-            made = talker.engine.stats().items
-            line.put(TensorRows("hidden", reply.rows[count : count + 1], last=count == len(reply.rows) - 1))
-            come = await anext(frames)
-            assert len(come.rows) == 1 and talker.engine.stats().items >= made
-            heard.append(tuple(come.rows[0].tolist()))
-            if count < len(reply.rows) - 1:
-                await until(lambda: talker.engine.stats().starved == 1)
-                assert talker.engine.stats().items == made + 1
-        heard += [tuple(frame) async for come in frames for frame in come.rows.tolist()]
-    assert heard == whole and len(whole) == FRAMES
-
-
 def endless(talker: Qwen3Talker, seed: int, asked: TalkerConversation) -> SpeechRequest:
     return speech(seed, asked, sampling=replace(DRAWN, logit_bias={talker.config.codec.eos: -100.0}))
-
-
-async def test_a_conversation_that_goes_on_is_not_read_again(reference: TalkerReference, talker: Qwen3Talker, seed: int) -> None:
-    """Unless one of its rows is of another kind: another projection makes another row of it."""
-    asked = reference.asked(seed, words=200, tokens=3)
-    places, *others = reference.rows(asked)
-
-    async def computed(given: TensorRows) -> int:
-        before = talker.engine.stats().rows
-        await spoken(talker, [given, *others], replace(speech(seed, asked, frames=1), scope="talk"))
-        return talker.engine.stats().rows - before
-
-    other = np.array(places.rows)
-    other[40, -1] = 1
-    assert await computed(places) > 200 > 100 > await computed(places)
-    assert await computed(replace(places, rows=other)) > 150
 
 
 async def test_a_speech_ends_with_its_end_or_with_as_many_frames_as_it_may_have(
@@ -204,13 +151,6 @@ async def test_a_speech_ends_with_its_end_or_with_as_many_frames_as_it_may_have(
     first, *_ = await spoken(talker, rows, unended)
     assert len(first) == reference.size["groups"]
     assert await spoken(talker, rows, replace(unended, max_frames=1)) == [first]
-
-
-async def test_an_answer_without_a_word_has_no_speech(reference: TalkerReference, talker: Qwen3Talker, seed: int) -> None:
-    places, prompt, _ = reference.rows(reference.asked(seed))
-    nothing = TensorRows("hidden", np.zeros((0, reference.row_size), np.float32), last=True)
-    assert await spoken(talker, [places, prompt, nothing], speech(seed)) == []
-    assert talker.engine.stats().pages_used == 0
 
 
 @pytest.mark.parametrize("tokens", [1, 3000])
@@ -250,41 +190,6 @@ async def test_a_checkpoint_may_have_one_voice(reference: TalkerReference, tmp_p
     made = [await spoken(talker, reference.rows(asked), replace(endless(talker, seed, asked), voice=voice)) for voice in ("", "AIDEN")]
     assert made[0] == made[1] and len(made[0]) == FRAMES and talker.info.voices == ("aiden",)
     await talker.close()
-
-
-async def test_what_it_cannot_do_is_told_before_anything_is_read(reference: TalkerReference, talker: Qwen3Talker) -> None:
-    groups, codes, eos = reference.size["groups"], reference.size["codes"], talker.config.codec.eos
-    frame = np.zeros((1, groups), np.uint32)
-    ended, beyond = frame.copy(), frame.copy()
-    ended[0, 0], beyond[0, 1] = eos, codes
-    cases: list[tuple[dict[str, Any], str, str]] = [
-        ({"voice": "nobody"}, "talker.voice", "the voices are ethan, chelsie and aiden|the voices are ethan, aiden and chelsie"),
-        ({"speed": 1.2}, "talker.speed", "its own pace"),
-        ({"history": frame[:, 1:]}, "resume.history", f"has {groups} ids"),
-        ({"history": ended}, "resume.history", f"{eos} is part of no answer"),
-        ({"history": np.full((1, groups), codes, np.uint32)}, "resume.history", "must be below|is part of no answer"),
-        ({"history": beyond}, "resume.history", f"must be below {codes}"),
-        ({"history": np.zeros((FRAMES, groups), np.uint32)}, "resume.history", f"it has {FRAMES} at most"),
-        ({"sampling": Sampling(logit_bias={codes + 1024: 1.0})}, "talker.sampling.logit_bias", f"below {codes + 1024}"),
-    ]
-    for change, field, told in cases:
-        with pytest.raises(BadRequest, match=told) as refused:
-            await talker.prepare(replace(speech(1), **change))
-        assert refused.value.field == field
-
-
-async def test_a_conversation_beyond_its_context_is_refused(reference: TalkerReference, seed: int) -> None:
-    """The rows that are added to it and the first frame count as well."""
-    small = load(reference.folder, family={"context": 64})
-    asked = reference.asked(seed, words=90)
-    places, prompt, reply = reference.rows(asked)
-    for count in (59, len(prompt.rows)):
-        with pytest.raises(BadRequest, match="the Talker takes 58 rows"):
-            await spoken(small, [TensorRows("places", places.rows[:count], last=True), prompt, reply], speech(seed))
-    longest = [TensorRows("places", places.rows[:58], last=True), TensorRows("prompt", prompt.rows[:58], last=True), reply]
-    assert len(await spoken(small, longest, endless(small, seed, asked))) == 1
-    assert small.engine.stats().pages_used == 0
-    await small.close()
 
 
 async def test_a_row_that_is_neither_text_nor_a_medium_is_refused(reference: TalkerReference, talker: Qwen3Talker, seed: int) -> None:
@@ -344,7 +249,7 @@ def test_what_a_config_says_of_frames(reference: TalkerReference) -> None:
 
 
 @lengths.long_form(
-    "models/qwen3_omni/test_thinker_loading.py::test_what_transformers_saves_is_read", unkept="the Talker is read as Transformers saves it"
+    "models/omni/test_thinker_loading.py::test_what_transformers_saves_is_read", unkept="the Talker is read as Transformers saves it"
 )
 async def test_weights_as_transformers_saves_them_say_the_same(
     reference: TalkerReference, talker: Qwen3Talker, tmp_path: Path, seed: int

@@ -6,9 +6,10 @@ positions of Whisper (Radford et al. 2022)."""
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import ClassVar, Protocol, Self
 
 import numpy as np
 import torch
@@ -81,23 +82,69 @@ class PromptLayout:
         return len(self.ids)
 
 
-class Patching(Protocol):
-    """How frames are cut into patches. patch_size: pixels on a side of a patch. frames: frames of a patch. merge: merge * merge patches
-    become an output row. channels: number of colours. patch_values: number of values of a patch. film_square: side in pixels of the squares
-    in which the published processor counts the bounds of a film's frames, whatever the patches are."""
+@dataclass(frozen=True, slots=True)
+class VisionSizes(ABC):
+    """The sizes of an encoder of pictures and films, from its config. patch_size: pixels on a side of a patch. frames: frames of a patch.
+    merge: merge * merge patches become an output row. output_size: width of an output row. channels: number of colours of a picture.
+    rope_theta: theta of the rotary positions of patches. film_square: side in pixels of the squares in which the published processor counts
+    the bounds of a film's frames, whatever the patches are. A family adds the values that only its encoder has."""
+
+    film_square: ClassVar[int]
+
+    layers: int
+    hidden_size: int
+    ffn_size: int
+    heads: int
+    patch_size: int
+    frames: int
+    merge: int
+    output_size: int
+    channels: int
+    rope_theta: float
 
     @property
-    def patch_size(self) -> int: ...
+    def patch_values(self) -> int:
+        """Number of values of one patch."""
+        return self.channels * self.frames * self.patch_size**2
+
     @property
-    def frames(self) -> int: ...
+    def unit(self) -> int:
+        """Number of patches that become one output row."""
+        return self.merge**2
+
     @property
-    def merge(self) -> int: ...
+    @abstractmethod
+    def patch_bytes(self) -> int:
+        """Approximate memory of a patch in a pass, in bytes: its values and everything that a layer computes from it at once, in
+        float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class AudioSizes(ABC):
+    """The sizes of a sound encoder, from its config. mel_bins: number of values of one frame of the spectrogram. positions: number of rows
+    of the table of positions. output_size: width of an output row. chunk: frames of a spectrogram that convolutions see together. piece:
+    frames of a part that is encoded by itself: whole windows of attention. rows_hz: output rows for a second of sound. least_ms:
+    milliseconds of the shortest sound that has a row. adds_silence: as in Spectrograms. A family adds the values that only its encoder
+    has."""
+
+    least_ms: ClassVar[int]
+    adds_silence: ClassVar[bool]
+
+    layers: int
+    hidden_size: int
+    ffn_size: int
+    heads: int
+    mel_bins: int
+    positions: int
+    output_size: int
+    chunk: int
+    piece: int
+    rows_hz: float
+
     @property
-    def channels(self) -> int: ...
-    @property
-    def patch_values(self) -> int: ...
-    @property
-    def film_square(self) -> int: ...
+    @abstractmethod
+    def frame_bytes(self) -> int:
+        """As VisionSizes.patch_bytes, for a frame of the spectrogram."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +155,13 @@ class Normalization:
     std: tuple[float, ...]
 
 
-def grid_of(pixels: Pixels, config: Patching) -> Grid:
+def grid_of(pixels: Pixels, config: VisionSizes) -> Grid:
     """The grid of patches of some frames."""
     frames, height, width, _ = pixels.shape
     return Grid(-(-frames // config.frames), height // config.patch_size, width // config.patch_size)
 
 
-def patches_of(pixels: Pixels, config: Patching, colours: Normalization) -> torch.Tensor:
+def patches_of(pixels: Pixels, config: VisionSizes, colours: Normalization) -> torch.Tensor:
     """The patches of frames, float32 [patches of the grid, patch_values]; the patches of an output row are next to each other. The values
     of a patch are in the order colour, frame, row, column, as Transformers' `Qwen2VLImageProcessor` makes them. Copies of the last frame
     fill the last patch."""
@@ -134,46 +181,6 @@ def patches_of(pixels: Pixels, config: Patching, colours: Normalization) -> torc
 
 Need = Callable[[str], torch.Tensor]
 """Returns the weight of a name. Raises BadCheckpoint if it is missing."""
-
-
-class VisionSizes(Patching, Protocol):
-    """Sizes of an encoder of pictures. unit: patches of one output row. patch_bytes: approximate memory of a patch in a pass, in bytes: its
-    values and everything that a layer computes from it at once, in float32."""
-
-    @property
-    def unit(self) -> int: ...
-    @property
-    def patch_bytes(self) -> int: ...
-
-
-class AudioSizes(Protocol):
-    """Sizes of a sound encoder. chunk: frames of a spectrogram that convolutions see together. piece: frames of a part that is encoded by
-    itself: whole windows of attention. rows_hz: output rows for a second of sound. least_ms: milliseconds of the shortest sound that has a
-    row. frame_bytes: as VisionSizes.patch_bytes, for a frame. adds_silence: as in Spectrograms."""
-
-    @property
-    def mel_bins(self) -> int: ...
-    @property
-    def chunk(self) -> int: ...
-    @property
-    def piece(self) -> int: ...
-    @property
-    def rows_hz(self) -> float: ...
-    @property
-    def least_ms(self) -> int: ...
-    @property
-    def frame_bytes(self) -> int: ...
-    @property
-    def adds_silence(self) -> bool: ...
-
-
-class MediaSizes(Protocol):
-    """The sizes of a Thinker's encoders."""
-
-    @property
-    def vision(self) -> VisionSizes: ...
-    @property
-    def audio(self) -> AudioSizes: ...
 
 
 class VisionEncoder(Protocol):
@@ -215,10 +222,6 @@ class AudioEncoder(Protocol):
         for pictures."""
 
 
-Turn = tuple[torch.Tensor, torch.Tensor]
-"""Cosines and sines of the angles by which the heads of each patch turn, float32 [patches, 1, head size] each."""
-
-
 def places_of(grids: Sequence[Grid], merge: int, device: torch.device) -> torch.Tensor:
     """Row and column of each patch, int64 [patches, 2]; the patches of an output row are next to each other. merge: patches on the side of
     the square that becomes an output row."""
@@ -232,21 +235,28 @@ def _places(grid: Grid, merge: int, device: torch.device) -> torch.Tensor:
     return blocks.reshape(-1, 2).repeat(grid.frames, 1)
 
 
-def turn_of(places: torch.Tensor, head_size: int, theta: float) -> Turn:
-    """Cosines and sines for patches. places: row and column of each patch, [patches, 2]. theta: base of the frequencies. Half of a head's
-    pairs turn by the row, half by the column."""
-    half = head_size // 2
-    frequencies = 1.0 / theta ** (torch.arange(0, half, 2, dtype=torch.float32, device=places.device) / half)
-    angles = (places[..., None].float() * frequencies).flatten(1)
-    angles = torch.cat((angles, angles), -1)[:, None]
-    return angles.cos(), angles.sin()
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Cosines and sines of the angles by which the heads of each patch turn, float32 [patches, 1, head size] each."""
 
+    cos: torch.Tensor
+    sin: torch.Tensor
 
-def turn_heads(x: torch.Tensor, turn: Turn) -> torch.Tensor:
-    """Turn the heads by their angles. x: [patches, heads, head size]."""
-    float_x, (cos, sin) = x.float(), turn
-    first_half, second_half = float_x.chunk(2, -1)
-    return (float_x * cos + torch.cat((-second_half, first_half), -1) * sin).to(x.dtype)
+    @classmethod
+    def of(cls, places: torch.Tensor, head_size: int, theta: float) -> Self:
+        """places: row and column of each patch, [patches, 2]. theta: base of the frequencies. Half of a head's pairs turn by the row, half
+        by the column."""
+        half = head_size // 2
+        frequencies = 1.0 / theta ** (torch.arange(0, half, 2, dtype=torch.float32, device=places.device) / half)
+        angles = (places[..., None].float() * frequencies).flatten(1)
+        angles = torch.cat((angles, angles), -1)[:, None]
+        return cls(angles.cos(), angles.sin())
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The heads, turned by their angles. x: [patches, heads, head size]."""
+        float_x = x.float()
+        first_half, second_half = float_x.chunk(2, -1)
+        return (float_x * self.cos + torch.cat((-second_half, first_half), -1) * self.sin).to(x.dtype)
 
 
 MAX_ROWS = 1 << 14
@@ -310,9 +320,9 @@ class WhisperLayer:
         self._attention_norm = LayerNorm.of(weight, f"{name}.self_attn_layer_norm")
         matrix = torch.cat([weight(f"{attention}.{part}_proj.weight") for part in "qkv"])
         self._query_key_value = linear(matrix, torch.cat((queries, keys, values)))
-        self._output = _product(weight, f"{attention}.out_proj", linear)
+        self._output = product_of(weight, f"{attention}.out_proj", linear)
         self._ffn_norm = LayerNorm.of(weight, f"{name}.final_layer_norm")
-        self._up, self._down = (_product(weight, f"{name}.{part}", linear) for part in ("fc1", "fc2"))
+        self._up, self._down = (product_of(weight, f"{name}.{part}", linear) for part in ("fc1", "fc2"))
 
     def __call__(self, x: torch.Tensor, segments: Segments) -> torch.Tensor:
         """Apply the layer. x: [rows, width]; the result too. segments: which rows see each other."""
@@ -321,7 +331,8 @@ class WhisperLayer:
         return x + self._down(functional.gelu(self._up(self._ffn_norm(x))))
 
 
-def _product(weight: Need, name: str, linear: LinearMaker) -> Linear:
+def product_of(weight: Need, name: str, linear: LinearMaker) -> Linear:
+    """The product with the weight and bias of a name."""
     return linear(weight(f"{name}.weight"), weight(f"{name}.bias"))
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from transformers import WhisperFeatureExtractor
 
 from omnistage.models.checkpoint.files import BadCheckpoint, Config, json_object
-from omnistage.models.encoders.encoder import Normalization, Patching
+from omnistage.models.encoders.encoder import Normalization, VisionSizes
 
 FILE = "preprocessor_config.json"
 FILM_FILE = "video_preprocessor_config.json"
@@ -29,8 +29,8 @@ MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.2757
 
 RESCALED, BICUBIC = 1 / 255, 3
 FILM_MIN_SQUARES, FILM_MAX_SQUARES = 128, 768
-"""Bounds of one frame of a film, in squares of `Patching.film_square`, as the published processors have them in their code. The film's own
-file is not read for them."""
+"""Bounds of one frame of a film, in squares of `VisionSizes.film_square`, as the published processors have them in their code. The film's
+own file is not read for them."""
 
 FILM_RATE_HZ = 2.0
 """Number of frames that are used of each second of a film, as in the published processors."""
@@ -48,7 +48,7 @@ class PictureSettings:
     film_max_pixels: int
 
 
-def read_pictures(directory: Path, vision: Patching) -> PictureSettings:
+def read_pictures(directory: Path, vision: VisionSizes) -> PictureSettings:
     """Read the settings of a checkpoint. vision: how the model cuts frames. Raises BadCheckpoint for a file that does not fit the model."""
     values = processor_part(directory, "image_processor", FILE)
     if values is None:
@@ -90,7 +90,7 @@ def processor_part(directory: Path, part: str, file: str) -> Config | None:
     return Config(json_object(path), str(path)) if path.is_file() else None
 
 
-def _colours(values: Config, vision: Patching) -> Normalization:
+def _colours(values: Config, vision: VisionSizes) -> Normalization:
     """The normalization of colours. Raises BadCheckpoint if the checkpoint wants pictures prepared in a way that is not supported."""
     for name, expected in (("patch_size", vision.patch_size), ("temporal_patch_size", vision.frames), ("merge_size", vision.merge)):
         if (value := values.value(name, int, expected)) != expected:

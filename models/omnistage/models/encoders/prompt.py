@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass
-from typing import Any, Protocol, Self
+from dataclasses import asdict, astuple, dataclass, fields
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from omnistage.models.checkpoint.decoder import rope_theta_of
+from omnistage.engine.parts import DecoderConfig, ExpertSizes
+from omnistage.models.checkpoint.decoder import RopeConfig, rope_of, rope_theta_of
 from omnistage.models.checkpoint.files import BadCheckpoint, Config
-from omnistage.models.encoders.encoder import MediaSizes, MediumExtent, Placed, PromptLayout
+from omnistage.models.encoders.encoder import AudioSizes, MediumExtent, Placed, PromptLayout, VisionSizes
+from omnistage.models.speech.talker import AXES
 
 RENAMED = {
     "thinker.model.language_model.": "thinker.model.",
@@ -34,50 +36,8 @@ FRAMES_HZ = 100.0
 """Frames of a sound's spectrogram in a second."""
 
 
-@dataclass(frozen=True, slots=True)
-class VisionConfig:
-    """The config of an encoder of pictures and films. patch_size: pixels on a side of a patch. frames: frames of a patch. merge: merge *
-    merge patches become an output row. output_size: width of an output row. channels: number of colours of a picture. rope_theta: theta of
-    the rotary positions of patches. A family adds the values that only its encoder has."""
-
-    layers: int
-    hidden_size: int
-    ffn_size: int
-    heads: int
-    patch_size: int
-    frames: int
-    merge: int
-    output_size: int
-    channels: int
-    rope_theta: float
-
-    @property
-    def patch_values(self) -> int:
-        """Number of values of one patch."""
-        return self.channels * self.frames * self.patch_size**2
-
-    @property
-    def unit(self) -> int:
-        """Number of patches that become one output row."""
-        return self.merge**2
-
-
-@dataclass(frozen=True, slots=True)
-class AudioConfig:
-    """The config of a sound encoder. mel_bins: number of values of one frame of the spectrogram. positions: number of rows of the table of
-    positions. output_size: width of an output row. A family adds the values that only its encoder has."""
-
-    layers: int
-    hidden_size: int
-    ffn_size: int
-    heads: int
-    mel_bins: int
-    positions: int
-    output_size: int
-
-
 def vision_sizes(config: Config) -> dict[str, Any]:
-    """The values of a VisionConfig except its channels, from a vision_config. Raises BadCheckpoint."""
+    """The values of VisionSizes, from a vision_config. Raises BadCheckpoint."""
     return {
         "layers": config.size("depth"),
         "hidden_size": config.size("hidden_size"),
@@ -87,12 +47,13 @@ def vision_sizes(config: Config) -> dict[str, Any]:
         "frames": config.size("temporal_patch_size"),
         "merge": config.size("spatial_merge_size"),
         "output_size": config.size("out_hidden_size"),
+        "channels": next((config.size(name) for name in ("in_channels", "in_chans") if config.has(name)), 3),
         "rope_theta": rope_theta_of(config, "axial"),
     }
 
 
 def audio_sizes(config: Config) -> dict[str, int]:
-    """The values of an AudioConfig, from an audio_config. Raises BadCheckpoint."""
+    """The values of AudioSizes that are equally named in all families, from an audio_config. Raises BadCheckpoint."""
     return {
         "layers": config.size("encoder_layers"),
         "hidden_size": config.size("d_model"),
@@ -123,31 +84,54 @@ class MediaIds:
         """The kind of medium that each id stands for."""
         return {self.image: "image", self.audio: "audio", self.video: "video"}
 
-    def check(self, vocab_size: int, place: str) -> Self:
-        """Returns this object. Raises BadCheckpoint for equal ids, and for ids outside the vocabulary. place: where the ids are in the
-        config."""
-        ids = astuple(self)
+    @classmethod
+    def of(cls, config: Config, vocab_size: int) -> Self:
+        """Read the ids from a thinker_config: a medium's own id as `image_token_id` or as `image_token_index`, and so on. Raises
+        BadCheckpoint, also for equal ids, and for ids outside the vocabulary."""
+        names = {each.name: (f"{each.name}_token_index", f"{each.name}_token_id") for each in fields(cls)}
+        read = cls(**{name: config.value(index if config.has(index) else token_id, int) for name, (index, token_id) in names.items()})
+        ids = astuple(read)
         if len({*ids}) < len(ids) or min(ids) < 0 or max(ids) >= vocab_size:
-            ids_text = ", ".join(f"{token_id} for {name}" for name, token_id in asdict(self).items())
-            raise BadCheckpoint(f"{place}: the token ids of media must differ, and be 0 to {vocab_size - 1}: they are {ids_text}")
-        return self
+            ids_text = ", ".join(f"{token_id} for {name}" for name, token_id in asdict(read).items())
+            raise BadCheckpoint(f"{config.place}: the token ids of media must differ, and be 0 to {vocab_size - 1}: they are {ids_text}")
+        return read
 
 
-class PromptSizes(MediaSizes, Protocol):
-    """The values of a config on which a prompt depends. position_ids_per_second: by how much the time grows in a second of sound or
-    film."""
+@dataclass(frozen=True, slots=True)
+class ThinkerSizes:
+    """The config of a Thinker with encoders. text: the language model. experts: of its layers; None: these have no experts. rope: of its
+    positions. ids: token ids of media. position_ids_per_second: number of positions that a second of sound or film takes. biased: see
+    `decoder_weights`. tied: whether the logits use the embedding if there is no head. A family adds the values that only its Thinker has,
+    and gives `vision` and `audio` the types of its encoders."""
 
-    @property
-    def ids(self) -> MediaIds: ...
-    @property
-    def position_ids_per_second(self) -> int: ...
+    text: DecoderConfig
+    experts: ExpertSizes | None
+    rope: RopeConfig
+    vision: VisionSizes
+    audio: AudioSizes
+    ids: MediaIds
+    position_ids_per_second: int
+    biased: tuple[str, ...]
+    tied: bool
+
+
+def thinker_sizes(config: Config, text: DecoderConfig, default_sections: tuple[int, ...] = ()) -> dict[str, Any]:
+    """The values of ThinkerSizes that are equally named in all families, from a thinker_config. text: its sizes. default_sections: see
+    `rope_of`. Raises BadCheckpoint."""
+    return {
+        "text": text,
+        "rope": rope_of(config.section("text_config"), axes=AXES, default_sections=default_sections),
+        "ids": MediaIds.of(config, text.vocab_size),
+        "position_ids_per_second": config.size("position_id_per_seconds") if config.has("position_id_per_seconds") else 25,
+        "tied": config.value("tie_word_embeddings", bool, False),
+    }
 
 
 class PromptRows(ABC):
     """Collects the rows of one prompt; it is made for each prompt. A family decides how the rows of a film and its sound are mixed."""
 
-    def __init__(self, config: PromptSizes) -> None:
-        self._sizes = config
+    def __init__(self, config: ThinkerSizes) -> None:
+        self._config = config
         self._ids: list[NDArray[np.int64]] = []
         self._positions: list[NDArray[np.int64]] = []
         self._media: list[Placed] = []
@@ -161,7 +145,7 @@ class PromptRows(ABC):
     def lay_out(self, ids: Sequence[int], extents: Sequence[MediumExtent]) -> PromptLayout:
         """The rows of a prompt. ids: token ids, in which one id stands for all rows of a medium. extents: sizes of the media, in order."""
         token_ids = np.array(ids, np.int64)
-        indices = np.flatnonzero(np.isin(token_ids, [*self._sizes.ids.kinds]))
+        indices = np.flatnonzero(np.isin(token_ids, [*self._config.ids.kinds]))
         start = 0
         for index, extent in zip(indices.tolist(), extents, strict=True):
             self._text(token_ids[start:index])
@@ -190,7 +174,7 @@ class PromptRows(ABC):
 
     def make_sound_run(self, rows: int) -> Run:
         """The ids and positions of the rows of a sound. rows: their number."""
-        return np.full(rows, self._sizes.ids.audio), self._count_positions(rows)
+        return np.full(rows, self._config.ids.audio), self._count_positions(rows)
 
     def _count_positions(self, rows: int) -> NDArray[np.int64]:
         """The next positions of `rows` rows, equal on all axes and growing by one, [3, rows]."""
@@ -198,7 +182,7 @@ class PromptRows(ABC):
 
     def make_picture_run(self, extent: MediumExtent) -> Run:
         """The ids and positions of the rows of a picture, or of a film without its sound."""
-        grid, config = extent.grid, self._sizes
+        grid, config = extent.grid, self._config
         assert grid is not None
         merge = config.vision.merge
         # In float32, as in Transformers: other rounding would give other positions.

@@ -26,7 +26,6 @@ from omnistage.models.encoders.encoder import (
     AudioEncoder,
     Features,
     Grid,
-    MediaSizes,
     MediumExtent,
     Normalization,
     Pixels,
@@ -35,6 +34,7 @@ from omnistage.models.encoders.encoder import (
     patches_of,
 )
 from omnistage.models.encoders.preparing import FILM_RATE_HZ, PictureSettings, Spectrograms
+from omnistage.models.encoders.prompt import ThinkerSizes
 from omnistage.models.media.decoder import MediaDecoder, Source, media_places
 from omnistage.models.media.results import DecodedSound
 from omnistage.models.media.terms import (
@@ -350,7 +350,7 @@ class EncoderQueue(Generic[Slice]):
 
 
 def preprocessing_of(
-    config: MediaSizes, pictures: PictureSettings, rate_hz: int, most_rows: int, context: int, film_fps: float = 0.0
+    config: ThinkerSizes, pictures: PictureSettings, rate_hz: int, most_rows: int, context: int, film_fps: float = 0.0
 ) -> MediaPreprocessing:
     """The settings for preparing media for a model. rate_hz: samples in a second for its sound encoder. most_rows, context: see
     `MediaPreprocessing.within`. film_fps: see ThinkerOptions."""
@@ -369,7 +369,7 @@ def preprocessing_of(
     return MediaPreprocessing(picture, SoundPreprocessing(rate_hz), film).within(most_rows, context)
 
 
-def rows_of(extent: MediumExtent, config: MediaSizes) -> int:
+def rows_of(extent: MediumExtent, config: ThinkerSizes) -> int:
     """Number of rows of a prompt that a medium takes, with the two marks around the sound of a film."""
     picture_rows = 0 if extent.grid is None else extent.grid.patches // config.vision.unit
     return picture_rows + extent.sound + 2 * bool(picture_rows and extent.sound)

@@ -3,29 +3,30 @@ makes its engine and its reader of media."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import structlog
 import torch
 
 from omnistage.engine.adapter import TokenHead
-from omnistage.engine.decoder import PackedDecoder
+from omnistage.engine.decoder import LM_HEAD, DecoderParts, PackedDecoder
 from omnistage.engine.devices import ONE_RANK, Group
 from omnistage.engine.engine import Engine
 from omnistage.engine.linear import WHOLE_PRODUCT, LinearMaker, build_exact, make_whole
 from omnistage.engine.memory import PAGE_ROWS, page_bytes
 from omnistage.engine.parts import DecoderConfig
+from omnistage.models.checkpoint.decoder import HEAD_PLAN, Plan, check_experts, config_of_part, weights_of_part
 from omnistage.models.checkpoint.files import BadCheckpoint, name_of
 from omnistage.models.checkpoint.revision import compute_on_thread
 from omnistage.models.checkpoint.weights import Weights
-from omnistage.models.encoders.encoder import AudioEncoder, MediaSizes, Need, Normalization, VisionEncoder
+from omnistage.models.encoders.encoder import AudioEncoder, Need, Normalization, VisionEncoder
 from omnistage.models.encoders.preparing import PictureSettings, Spectrograms, read_pictures
-from omnistage.models.encoders.prompt import RENAMED
+from omnistage.models.encoders.prompt import RENAMED, ThinkerSizes
 from omnistage.models.encoders.reader import (
     MediaPreprocessing,
     MediaReader,
@@ -45,7 +46,7 @@ from omnistage.models.memory import CacheSize, LruCache, power_of_two
 from omnistage.models.options import LoadOptions, ThinkerOptions
 from omnistage.models.ranks.team import Team
 from omnistage.models.reports import bytes_told
-from omnistage.models.text.engine_model import Started, choose_dtype, limits_of
+from omnistage.models.text.engine_model import Started, choose_dtype, decoder_weights, limits_of
 from omnistage.models.text.grammar import FORMS
 from omnistage.models.worker import Worker
 
@@ -85,7 +86,7 @@ class Sizes:
     reasons: dict[str, str]
 
     @classmethod
-    def choose(cls, config: MediaSizes, thinker_options: ThinkerOptions, options: LoadOptions, cache: CacheSize) -> Self:
+    def choose(cls, config: ThinkerSizes, thinker_options: ThinkerOptions, options: LoadOptions, cache: CacheSize) -> Self:
         """Choose the sizes. thinker_options: sizes that the user asked for. cache: the size of keys and values, chosen before."""
         kind, free, reasons = options.device.partition(":")[0], cache.free, dict(cache.reasons)
         patch_bytes, frame_bytes, pass_bytes = config.vision.patch_bytes, config.audio.frame_bytes, int(free * PASS_SHARE)
@@ -125,36 +126,42 @@ class ThinkerParts:
     products: str
 
 
-class ThinkerSizes(MediaSizes, Protocol):
-    """The sizes in the config of a Thinker. text: of the decoder."""
-
-    @property
-    def text(self) -> DecoderConfig: ...
-
-
 Sized = TypeVar("Sized", bound=ThinkerSizes)
 """The config of a family."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkerWeights(Generic[Sized]):
-    """How a family reads its weights. others: beginnings of the names of weights that belong to other models. check: called before anything
-    is built; raises BadCheckpoint if the sizes in the config do not fit the weights. decoder, encoders: build a rank's part of the decoder,
-    and the whole encoders."""
+    """The weights of a family's Thinker. others: beginnings of the names of weights that belong to other models. read_config: reads the
+    family's config. shapes: name without `prefix` -> shape of those weights of the encoders that are not in `_common_shapes`; they are
+    compared with the config before anything is built. parts: the parts of the decoder. plan: Transformers' plan by which ranks divide it.
+    vision, audio: classes of the encoders, built from their config and weights. prefix: beginning of the names of all weights. unused:
+    names without `prefix` of weights that a checkpoint may have and the published code does not use either."""
 
     others: tuple[str, ...]
     read_config: Callable[[Path], Sized]
-    check: Callable[[Weights, Sized, Group], None]
-    decoder: Callable[[Weights, Sized, torch.dtype, torch.device, Group], PackedDecoder]
-    encoders: Callable[[Weights, Sized, torch.dtype, torch.device, LinearMaker], tuple[VisionEncoder, AudioEncoder]]
+    shapes: Callable[[Sized], Mapping[str, tuple[int, ...]]]
+    parts: Callable[[Sized], DecoderParts]
+    plan: Plan
+    vision: Callable[[Any, Need, LinearMaker], VisionEncoder]
+    audio: Callable[[Any, Need, LinearMaker], AudioEncoder]
+    prefix: str = "thinker."
+    unused: tuple[str, ...] = ()
 
     def read_parts(self, folder: Path, config: Sized, dtype: torch.dtype, device: torch.device, group: Group = ONE_RANK) -> ThinkerParts:
         """The parts of one rank: its part of the decoder, and the whole encoders. Raises BadCheckpoint for a weight that is missing or that
         no part reads, ValueError for a misshapen weight."""
         with Weights(folder, self.others, RENAMED, computed=dtype) as weights:
-            self.check(weights, config, group)
-            decoder = self.decoder(weights, config, dtype, device, group)
-            (vision, audio), products = _build_encoders(partial(self.encoders, weights, config, dtype, device), dtype, device)
+            self._check(weights, config, group)
+            decoder = self._decoder(weights, config, dtype, device, group)
+            for name in self.unused:
+                weights.read(self.prefix + name)  # Otherwise `check_read` would refuse it.
+            eyes, ears = (weights_below(weights, f"{self.prefix}{part}.", dtype, device) for part in ("visual", "audio_tower"))
+
+            def build(linear: LinearMaker) -> tuple[VisionEncoder, AudioEncoder]:
+                return self.vision(config.vision, eyes, linear), self.audio(config.audio, ears, linear)
+
+            (vision, audio), products = _build_encoders(build, dtype, device)
             weights.check_read()
         return ThinkerParts(decoder, vision, audio, products)
 
@@ -162,7 +169,41 @@ class ThinkerWeights(Generic[Sized]):
         """One rank's part of the decoder, for a `rank.RankReader`."""
         dtype = choose_dtype(options)
         with Weights(folder, self.others, RENAMED, computed=dtype) as weights:
-            return self.decoder(weights, self.read_config(folder), dtype, torch.device(options.device), group)
+            return self._decoder(weights, self.read_config(folder), dtype, torch.device(options.device), group)
+
+    def _check(self, weights: Weights, config: Sized, group: Group) -> None:
+        """Raises BadCheckpoint if the config's sizes of encoders and experts, with which they are built next, do not fit the weights."""
+        for name, shape in {**_common_shapes(config), **self.shapes(config)}.items():
+            weights.check_shape(self.prefix + name, shape)
+        if config.experts is not None:
+            for layer in range(config.text.layers):
+                check_experts(weights, f"{self.prefix}model.layers.{layer}.mlp", config.experts, config.text.hidden_size, group)
+
+    def _decoder(self, weights: Weights, config: Sized, dtype: torch.dtype, device: torch.device, group: Group) -> PackedDecoder:
+        """The decoder, or a rank's part of it."""
+        head, prefix = self.prefix + LM_HEAD, f"{self.prefix}model."
+        weight = decoder_weights(weights, dtype, device, prefix=prefix, head=head, tied=config.tied, biased=config.biased)
+        if group.size == 1:
+            return PackedDecoder(config.text, weight, self.parts(config))
+        part = part_of_text(config, group.size)
+        return PackedDecoder(part, weights_of_part(weight, {**self.plan, **HEAD_PLAN}, group), self.parts(config), group)
+
+
+def _common_shapes(config: ThinkerSizes) -> dict[str, tuple[int, ...]]:
+    """The shapes of weights that the encoders of all families have, by their names without the Thinker's prefix."""
+    eyes, ears = config.vision, config.audio
+    return {
+        "visual.patch_embed.proj.weight": (eyes.hidden_size, eyes.channels, eyes.frames, eyes.patch_size, eyes.patch_size),
+        f"visual.blocks.{eyes.layers - 1}.norm1.weight": (eyes.hidden_size,),
+        "visual.merger.mlp.2.weight": (eyes.output_size, eyes.hidden_size * eyes.unit),
+        "audio_tower.layers.0.fc1.weight": (ears.ffn_size, ears.hidden_size),
+        f"audio_tower.layers.{ears.layers - 1}.fc1.bias": (ears.ffn_size,),
+    }
+
+
+def part_of_text(config: ThinkerSizes, ranks: int) -> DecoderConfig:
+    """The sizes of the decoder that one of so many ranks has. Raises LoadError for a decoder that cannot be divided so."""
+    return config_of_part(config.text, ranks, None if config.experts is None else config.experts.divided_sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +214,7 @@ class Preparation:
     spectrograms: Spectrograms
 
     @classmethod
-    def of(cls, folder: Path, config: MediaSizes) -> Self:
+    def of(cls, folder: Path, config: ThinkerSizes) -> Self:
         """Read the preparation from the folder of a checkpoint. Raises BadCheckpoint."""
         audio = config.audio
         return cls(read_pictures(folder, config.vision), Spectrograms(folder, audio.mel_bins, adds_silence=audio.adds_silence))
@@ -181,9 +222,10 @@ class Preparation:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The running parts of a Thinker. encoders: the thread of the reader's queues. context: tokens that a conversation and its answer may
-    have together. team: the other ranks of the decoder; None: there are none."""
+    """The running parts of a Thinker, and its config. encoders: the thread of the reader's queues. context: tokens that a conversation and
+    its answer may have together. team: the other ranks of the decoder; None: there are none."""
 
+    config: ThinkerSizes
     engine: Engine
     reader: MediaReader
     encoders: Worker
@@ -240,12 +282,12 @@ class Ready:
         rate_hz, film_fps = preparation.spectrograms.sample_rate_hz, thinker_options.film_fps
         asks = preprocessing_of(config, preparation.pictures, rate_hz, sizes.medium_rows, cache.context, film_fps)
         reader = _reader(asks, config, parts, preparation, sizes, encoders, info.revision, together=together)
-        return cls(started.engine, reader, encoders, info, cache.context, team)
+        return cls(config, started.engine, reader, encoders, info, cache.context, team)
 
 
 def _reader(
     asks: MediaPreprocessing,
-    config: MediaSizes,
+    config: ThinkerSizes,
     parts: ThinkerParts,
     preparation: Preparation,
     sizes: Sizes,

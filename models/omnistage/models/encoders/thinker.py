@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
-from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.request import Constraint, Given, Prompt, SequenceRequest
 from omnistage.models.conversation import Media, Streamed, Turn
 from omnistage.models.encoders.encoder import Features, MediumExtent, PromptLayout
+from omnistage.models.encoders.prompt import PromptRows, ThinkerSizes
 from omnistage.models.encoders.reader import RequestMedium
 from omnistage.models.encoders.starting import Ready
 from omnistage.models.interface import Array, BadRequest, Failed, Full, Load, Piece, TensorRows, TextRequest, Wanted
@@ -57,9 +58,12 @@ class Handed:
 
 
 class MediaThinker(EngineThinker[PreparedConversation]):
-    """A Thinker with encoders; implements `ThinkerModel`. A family implements `lay_out`, which orders the rows of a prompt."""
+    """A Thinker with encoders; implements `ThinkerModel`. config: its sizes, in the family's own type. prompt_rows: the family's class that
+    orders the rows of a prompt."""
 
+    config: ThinkerSizes
     tokenizer: ChatTokenizer
+    prompt_rows: ClassVar[type[PromptRows]]
 
     def __init__(self, ready: Ready, tokenizer: ChatTokenizer, row_of: Callable[[int], Array] | None = None) -> None:
         """ready: the running parts, which `close` ends. row_of: makes a token's row for a Talker from its id; None: the row is the token's
@@ -68,7 +72,7 @@ class MediaThinker(EngineThinker[PreparedConversation]):
         is_long = tokenizer.thinks is not None and tokenizer.thinks.is_open
         info = replace(ready.info, usual_tokens=ready.context if is_long else USUAL_TOKENS)
         super().__init__(ready.engine, tokenizer, info, ready.context, workers=[ready.encoders], team=ready.team)
-        self.reader, self._row_of = ready.reader, row_of
+        self.config, self.reader, self._row_of = ready.config, ready.reader, row_of
         self._unread = 0
         """Number of requests whose media are not read yet."""
         self._spool = Spool()
@@ -100,9 +104,9 @@ class MediaThinker(EngineThinker[PreparedConversation]):
         """See EngineThinker.prompt; one token stands for each medium."""
         return tuple(self.tokenizer.template.token_ids(turns, [part.kind for part in _media(turns)]))
 
-    @abstractmethod
     def lay_out(self, prompt_ids: Sequence[int], extents: Sequence[MediumExtent]) -> PromptLayout:
         """The rows of a prompt. prompt_ids: one token stands for each medium. extents: of the media, in order."""
+        return self.prompt_rows(self.config).lay_out(prompt_ids, extents)
 
     def hand_over(self, prompt_ids: Sequence[int], extents: Sequence[MediumExtent], layout: PromptLayout, ports: Wanted) -> Handed:
         """The rows of the prompt that a Talker gets. prompt_ids, extents: arguments of the `lay_out` that made `layout`. Raises

@@ -9,31 +9,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from omnistage.engine.parts import DecoderConfig
-from omnistage.models.checkpoint.decoder import RopeConfig, decoder_sizes, rope_of
+from omnistage.models.checkpoint.decoder import BIASED, RopeConfig, decoder_sizes, rope_of
 from omnistage.models.checkpoint.files import BadCheckpoint, Config, read_config
 from omnistage.models.checkpoint.header import check_plain
-from omnistage.models.encoders import prompt as encoders
-from omnistage.models.encoders.prompt import FRAMES_HZ, MAX_SOUND_POSITIONS, MediaIds, audio_sizes, vision_sizes
+from omnistage.models.encoders.encoder import AudioSizes, VisionSizes
+from omnistage.models.encoders.prompt import FRAMES_HZ, MAX_SOUND_POSITIONS, ThinkerSizes, audio_sizes, thinker_sizes, vision_sizes
+from omnistage.models.qwen2_5_omni.family import FAMILY, MODEL_TYPE
 from omnistage.models.registry import check_said
 from omnistage.models.speech.talker import AXES
-
-MODEL_TYPE = "qwen2_5_omni"
 
 PIECE_CHUNKS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class VisionConfig(encoders.VisionConfig):
-    """The common VisionConfig with further values. window_size: pixels of a window's side. full_layers: numbers of the layers whose
-    attention sees the whole frame; the other layers see windows."""
+class VisionConfig(VisionSizes):
+    """VisionSizes with further values. window_size: pixels of a window's side. full_layers: numbers of the layers whose attention sees the
+    whole frame; the other layers see windows."""
+
+    film_square = 28
 
     window_size: int
     full_layers: frozenset[int]
-
-    @property
-    def film_square(self) -> int:
-        """See Patching."""
-        return 28
 
     @property
     def patch_bytes(self) -> int:
@@ -41,37 +37,11 @@ class VisionConfig(encoders.VisionConfig):
         return 4 * (3 * self.patch_values + 12 * self.hidden_size + 4 * self.ffn_size)
 
 
-@dataclass(frozen=True, slots=True)
-class AudioConfig(encoders.AudioConfig):
-    """The common AudioConfig with a further value. window: number of frames that attention sees; each of these is made from two frames of
-    the spectrogram."""
+class AudioConfig(AudioSizes):
+    """See AudioSizes. Attention sees a chunk."""
 
-    window: int
-
-    @property
-    def chunk(self) -> int:
-        """Number of frames of the spectrogram that convolutions see together."""
-        return 2 * self.window
-
-    @property
-    def piece(self) -> int:
-        """Number of frames of a piece: of all chunks that are encoded at once."""
-        return PIECE_CHUNKS * self.chunk
-
-    @property
-    def rows_hz(self) -> float:
-        """See AudioSizes."""
-        return FRAMES_HZ / 4
-
-    @property
-    def least_ms(self) -> int:
-        """See AudioSizes."""
-        return 40
-
-    @property
-    def adds_silence(self) -> bool:
-        """See AudioSizes."""
-        return True
+    __slots__ = ()
+    least_ms, adds_silence = 40, True
 
     @property
     def frame_bytes(self) -> int:
@@ -80,19 +50,12 @@ class AudioConfig(encoders.AudioConfig):
 
 
 @dataclass(frozen=True, slots=True)
-class ThinkerConfig:
-    """The config of a Thinker. text: the language model. rope: of its positions. ids: token ids of media. position_ids_per_second: number
-    of positions that a second of sound or film takes. seconds_per_chunk: seconds of a film whose rows and sound rows stand together in the
-    prompt. tied: whether the logits use the embedding if there is no head."""
+class ThinkerConfig(ThinkerSizes):
+    """ThinkerSizes with a further value. seconds_per_chunk: seconds of a film whose rows and sound rows stand together in the prompt."""
 
-    text: DecoderConfig
-    rope: RopeConfig
     vision: VisionConfig
     audio: AudioConfig
-    ids: MediaIds
-    position_ids_per_second: int
     seconds_per_chunk: float
-    tied: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +96,7 @@ class TalkerConfig:
 def read_talker_config(directory: Path) -> TalkerConfig:
     """Read the config of the checkpoint in a folder. Raises BadCheckpoint."""
     root_config = read_config(directory, MODEL_TYPE)
-    check_said(root_config, "qwen2_5_omni", "talker")
+    check_said(root_config, FAMILY, "talker")
     config, dit = root_config.section("talker_config"), root_config.section("token2wav_config").section("dit_config")
     check_plain(root_config, config)
     decoder, row_size = decoder_sizes(config), config.size("embedding_size")
@@ -163,38 +126,23 @@ def read_thinker_config(directory: Path) -> ThinkerConfig:
     root_config = read_config(directory, MODEL_TYPE)
     config = root_config.section("thinker_config")
     check_plain(root_config, config)
-    text = decoder_sizes(config.section("text_config"))
     return ThinkerConfig(
-        text=text,
-        rope=rope_of(config.section("text_config"), axes=AXES),
+        **thinker_sizes(config, decoder_sizes(config.section("text_config"))),
+        experts=None,
+        biased=BIASED,
         vision=_vision(config.section("vision_config")),
         audio=_audio(config.section("audio_config")),
-        ids=MediaIds(
-            image=_read_either(config, "image_token_index", "image_token_id"),
-            video=_read_either(config, "video_token_index", "video_token_id"),
-            audio=_read_either(config, "audio_token_index", "audio_token_id"),
-            audio_start=config.value("audio_start_token_id", int),
-            audio_end=config.value("audio_end_token_id", int),
-        ).check(text.vocab_size, config.place),
-        position_ids_per_second=config.size("position_id_per_seconds") if config.has("position_id_per_seconds") else 25,
         seconds_per_chunk=config.value("seconds_per_chunk", float, 2.0),
-        tied=config.value("tie_word_embeddings", bool, False),
     )
 
 
 def _vision(config: Config) -> VisionConfig:
     """Read a vision_config. Raises BadCheckpoint."""
-    return VisionConfig(
-        **vision_sizes(config),
-        channels=next((config.size(name) for name in ("in_channels", "in_chans") if config.has(name)), 3),
-        window_size=config.size("window_size"),
-        full_layers=frozenset(config.values("fullatt_block_indexes", int)),
-    )
+    full_layers = frozenset(config.values("fullatt_block_indexes", int))
+    return VisionConfig(**vision_sizes(config), window_size=config.size("window_size"), full_layers=full_layers)
 
 
 def _audio(config: Config) -> AudioConfig:
-    return AudioConfig(**audio_sizes(config), window=config.size("n_window", MAX_SOUND_POSITIONS))
-
-
-def _read_either(config: Config, name: str, alternative: str) -> int:
-    return config.value(name if config.has(name) else alternative, int)
+    """Read an audio_config. Each frame that attention sees is made from two frames of the spectrogram. Raises BadCheckpoint."""
+    chunk = 2 * config.size("n_window", MAX_SOUND_POSITIONS)
+    return AudioConfig(**audio_sizes(config), chunk=chunk, piece=PIECE_CHUNKS * chunk, rows_hz=FRAMES_HZ / 4)

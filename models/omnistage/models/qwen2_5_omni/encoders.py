@@ -4,28 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as functional
 
 from omnistage.engine.linear import Linear, LinearMaker
-from omnistage.models.encoders.encoder import Grid, LayerNorm, Need, Segments, Turn, WhisperLayer, places_of, sinusoids, turn_heads, turn_of
+from omnistage.models.encoders.encoder import Grid, LayerNorm, Need, Rotation, Segments, WhisperLayer, places_of, product_of, sinusoids
 from omnistage.models.qwen2_5_omni.config import AudioConfig, VisionConfig
 
 NORM_EPS = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """The weights of one layer."""
-
-    attention_norm: torch.Tensor
-    query_key_value: Linear
-    output: Linear
-    ffn_norm: torch.Tensor
-    gate_up: Linear
-    down: Linear
 
 
 class VisionEncoder:
@@ -39,17 +26,10 @@ class VisionEncoder:
     def __init__(self, config: VisionConfig, weight: Need, linear: LinearMaker) -> None:
         self.config = config
         self._embed = linear(weight("patch_embed.proj.weight").reshape(config.hidden_size, config.patch_values))
-        self._blocks = [_block(weight, f"blocks.{index}", linear) for index in range(config.layers)]
+        self._blocks = [_Block(weight, f"blocks.{index}", config.heads, linear) for index in range(config.layers)]
         self._merge_norm = weight("merger.ln_q.weight").clone()
-        self._merge = tuple(linear(weight(f"merger.mlp.{index}.weight"), weight(f"merger.mlp.{index}.bias")) for index in (0, 2))
-
-    @property
-    def device(self) -> torch.device:
-        return self._merge_norm.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._merge_norm.dtype
+        self.device, self.dtype = self._merge_norm.device, self._merge_norm.dtype
+        self._merge = tuple(product_of(weight, f"merger.mlp.{index}", linear) for index in (0, 2))
 
     def encode(self, patches: torch.Tensor, grids: Sequence[Grid], on_layer: Callable[[], None] = lambda: None) -> list[torch.Tensor]:
         """The rows of pictures and films, [grid.patches / merge², output_size] for each grid. patches: of all grids, [patches,
@@ -60,25 +40,15 @@ class VisionEncoder:
         order = order.to(patches.device)
         x = self._embed(patches.view(-1, unit, patches.shape[1])[order].reshape(patches.shape))
         places = places_of(grids, self.config.merge, x.device).view(-1, unit, 2)[order].view(-1, 2)
-        turn = turn_of(places, self.config.hidden_size // self.config.heads, self.config.rope_theta)
+        rotation = Rotation.of(places, self.config.hidden_size // self.config.heads, self.config.rope_theta)
         for index, block in enumerate(self._blocks):
             on_layer()
-            x = self._through(block, x, turn, frames if index in self.config.full_layers else windows)
+            x = block(x, rotation, frames if index in self.config.full_layers else windows)
         normed = functional.rms_norm(x, (width,), self._merge_norm, NORM_EPS)
         merged = self._merge[1](functional.gelu(self._merge[0](normed.view(-1, unit * width))))
         rows = torch.empty_like(merged)
         rows[order] = merged
         return list(torch.split(rows, [grid.patches // unit for grid in grids]))
-
-    def _through(self, block: _Block, x: torch.Tensor, turn: Turn, segments: Segments) -> torch.Tensor:
-        """Apply a layer. x: [patches, hidden_size]; the result too. turn: the positions. segments: which patches see each other."""
-        config = self.config
-        size = config.hidden_size // config.heads
-        qkv = block.query_key_value(functional.rms_norm(x, (config.hidden_size,), block.attention_norm, NORM_EPS))
-        query, key, value = qkv.view(len(x), 3, config.heads, size).unbind(1)
-        x = x + block.output(segments.attention(turn_heads(query, turn), turn_heads(key, turn), value))
-        gate, up = block.gate_up(functional.rms_norm(x, (config.hidden_size,), block.ffn_norm, NORM_EPS)).chunk(2, -1)
-        return x + block.down(functional.silu(gate) * up)
 
     def _arrange(self, grids: Sequence[Grid]) -> tuple[torch.Tensor, Segments, Segments]:
         """(numbers of the output rows in the order of windows, int64 [rows]; the windows, the frames, both as Segments of patches in this
@@ -99,21 +69,27 @@ class VisionEncoder:
         return torch.cat(orders), Segments(windows), Segments(frames)
 
 
-def _block(weight: Need, name: str, linear: LinearMaker) -> _Block:
-    """Read one layer. name: beginning of the names of its weights."""
+class _Block:
+    """One layer, from rows [patches, hidden_size] to the same shape. name: beginning of the names of its weights. When it is called:
+    rotation: by the positions. segments: which patches see each other."""
 
-    def fused(*parts: str) -> Linear:
-        matrix = torch.cat([weight(f"{name}.{part}.weight") for part in parts])
-        return linear(matrix, torch.cat([weight(f"{name}.{part}.bias") for part in parts]))
+    def __init__(self, weight: Need, name: str, heads: int, linear: LinearMaker) -> None:
+        def fused(*parts: str) -> Linear:
+            matrix = torch.cat([weight(f"{name}.{part}.weight") for part in parts])
+            return linear(matrix, torch.cat([weight(f"{name}.{part}.bias") for part in parts]))
 
-    return _Block(
-        attention_norm=weight(f"{name}.norm1.weight").clone(),
-        query_key_value=fused("attn.q", "attn.k", "attn.v"),
-        output=fused("attn.proj"),
-        ffn_norm=weight(f"{name}.norm2.weight").clone(),
-        gate_up=fused("mlp.gate_proj", "mlp.up_proj"),
-        down=fused("mlp.down_proj"),
-    )
+        self._heads = heads
+        self._attention_norm, self._ffn_norm = (weight(f"{name}.{norm}.weight").clone() for norm in ("norm1", "norm2"))
+        self._query_key_value, self._gate_up = fused("attn.q", "attn.k", "attn.v"), fused("mlp.gate_proj", "mlp.up_proj")
+        self._output, self._down = (product_of(weight, f"{name}.{part}", linear) for part in ("attn.proj", "mlp.down_proj"))
+
+    def __call__(self, x: torch.Tensor, rotation: Rotation, segments: Segments) -> torch.Tensor:
+        width = x.shape[1:]
+        qkv = self._query_key_value(functional.rms_norm(x, width, self._attention_norm, NORM_EPS))
+        query, key, value = qkv.view(len(x), 3, self._heads, -1).unbind(1)
+        x = x + self._output(segments.attention(rotation(query), rotation(key), value))
+        gate, up = self._gate_up(functional.rms_norm(x, width, self._ffn_norm, NORM_EPS)).chunk(2, -1)
+        return x + self._down(functional.silu(gate) * up)
 
 
 # Sound -------------------------------------------------------------------------------------------------------------------------------
@@ -134,20 +110,12 @@ class AudioEncoder:
     def __init__(self, config: AudioConfig, weight: Need, linear: LinearMaker) -> None:
         self.config = config
         self._convolutions = tuple(linear(weight(f"{name}.weight").flatten(1), weight(f"{name}.bias")) for name in ("conv1", "conv2"))
-        table = sinusoids(config.positions, config.hidden_size)
-        embedding = weight("conv1.bias")
-        self._positions = table.to(embedding.device, embedding.dtype)
+        bias = weight("conv1.bias")
+        self.device, self.dtype = bias.device, bias.dtype
+        self._positions = sinusoids(config.positions, config.hidden_size).to(self.device, self.dtype)
         self._layers = [WhisperLayer(weight, f"layers.{index}", config.heads, linear, has_key_bias=False) for index in range(config.layers)]
         self._norm = LayerNorm.of(weight, "ln_post")
-        self._proj = linear(weight("proj.weight"), weight("proj.bias"))
-
-    @property
-    def device(self) -> torch.device:
-        return self._positions.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._positions.dtype
+        self._proj = product_of(weight, "proj", linear)
 
     def rows(self, frames: int) -> int:
         """Number of rows that this many frames of a spectrogram become."""

@@ -13,34 +13,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from omnistage.engine.adapter import TokenHead
 from omnistage.engine.decoder import EMBEDDING, DecoderParts, Enter, PackedDecoder
-from omnistage.engine.engine import Engine
 from omnistage.engine.parts import Materials, contiguous_axes, rotary
 from omnistage.models.checkpoint.decoder import BIASED
-from omnistage.models.checkpoint.files import BadCheckpoint, name_of
 from omnistage.models.checkpoint.weights import Weights
 from omnistage.models.encoders.prompt import RENAMED
-from omnistage.models.interface import ModelInfo
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import TalkerConfig, read_talker_config
-from omnistage.models.qwen2_5_omni.family import TalkerOptions
+from omnistage.models.qwen2_5_omni.family import TALKER
 from omnistage.models.qwen2_5_omni.voices import VoiceSizes, read_voices
 from omnistage.models.qwen2_5_omni.wave.config import CODES_PORT
-from omnistage.models.speech.talker import AXES, AddedRows, Manner, RowTalker, cache_of_rows, positions_behind, row_ports
-from omnistage.models.text.engine_model import Started, choose_dtype, decoder_weights, limits_of
+from omnistage.models.speech.talker import AXES, AddedRows, Manner, ReadyTalker, RowTalker, embedding_of_text, positions_behind
+from omnistage.models.text.engine_model import choose_dtype, decoder_weights
 
 
 class Qwen2_5Talker(RowTalker):
     """The Talker of Qwen2.5-Omni; implements `TalkerModel`. Build it with `load_talker`."""
 
-    def __init__(self, config: TalkerConfig, engine: Engine, added: AddedRows, info: ModelInfo, context: int) -> None:
-        """See RowTalker."""
-        codec = config.codec
-        ends, penalized = frozenset({codec.eos, codec.pad}), frozenset({codec.mask, codec.pad, codec.bos})
-        manner = Manner(AXES, CODES_PORT, config.block, ends=ends, silent=config.silent, seen_codes=penalized)
-        super().__init__(manner, engine, added, info, context)
-        self.config = config
+    config: TalkerConfig
 
     def lay_out(self, places: NDArray[np.int64], voice: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """See RowTalker.lay_out. The rows of the conversation have no code. The row of the voice's token has `pad`, the row of the answer's
@@ -67,12 +57,10 @@ def load_talker(folder: Path, options: LoadOptions) -> Qwen2_5Talker:
     """Load a Talker, and start its engine. Raises LoadError, or ValueError for misshapen weights."""
     dtype, device = choose_dtype(options), torch.device(options.device)
     torch.set_num_threads(options.threads)
-    user_context, config = TalkerOptions.from_settings(options.family).context, read_talker_config(folder)
+    context, config = TALKER.from_settings(options.family).context, read_talker_config(folder)
     with Weights(folder, _OTHERS, RENAMED, computed=dtype) as weights:
-        text = weights.need(_TEXT)
-        for name, token in (("end", config.text_end), ("pad", config.text_pad)):
-            if not 0 <= token < len(text):
-                raise BadCheckpoint(f"{folder}: 'tts_text_{name}_token_id' is {token}, the Thinker has {len(text)} tokens")
+        tokens = {"tts_text_end_token_id": config.text_end, "tts_text_pad_token_id": config.text_pad}
+        text = embedding_of_text(weights, _TEXT, tokens)
         voices = read_voices(folder, VoiceSizes(config.speaker_size, config.mel_bins, len(text)))
         added = AddedRows(
             between={name: text[[voice.token]].to(dtype) for name, voice in voices.items()},
@@ -80,18 +68,10 @@ def load_talker(folder: Path, options: LoadOptions) -> Qwen2_5Talker:
         )
         decoder = _decoder(weights, config, dtype, device)
         weights.check_read()
-    cache, kv_bytes = cache_of_rows(decoder, config.row_size, options, config.decoder.context, user_context)
-    started = Started.of(decoder, TokenHead, folder, options, limits=limits_of(options), kv_bytes=kv_bytes)
-    info = ModelInfo(
-        name=name_of(folder) + "-talker",
-        revision=started.revision(CODE_REVISION, settings=str(cache.context)),
-        accepts=row_ports(config.row_size, started.dtype, place=AXES),
-        produces=(CODES_PORT,),
-        max_sessions=options.sessions,
-        voices=tuple(voices),
-        settings={**started.settings, **cache.reasons},
-    )
-    return Qwen2_5Talker(config, started.engine, added, info, cache.context)
+    codec = config.codec
+    ends, penalized = frozenset({codec.eos, codec.pad}), frozenset({codec.mask, codec.pad, codec.bos})
+    manner = Manner(AXES, CODES_PORT, config.block, ends=ends, silent=config.silent, seen_codes=penalized)
+    return Qwen2_5Talker(config, ReadyTalker.of(folder, options, context, manner, decoder, added, code=CODE_REVISION))
 
 
 def _decoder(weights: Weights, config: TalkerConfig, dtype: torch.dtype, device: torch.device) -> PackedDecoder:

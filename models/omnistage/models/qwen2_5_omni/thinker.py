@@ -4,66 +4,35 @@ builds it from the files of a checkpoint in the published layout. Its prompt is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from transformers import Qwen2_5OmniTextConfig
 
-from omnistage.engine.decoder import LM_HEAD, DecoderParts, PackedDecoder, last_and_embedding
+from omnistage.engine.decoder import DecoderParts, PackedDecoder, last_and_embedding
 from omnistage.engine.devices import Group
-from omnistage.engine.linear import LinearMaker
 from omnistage.engine.parts import contiguous_axes, rotary
-from omnistage.models.checkpoint.decoder import BIASED, HEAD_PLAN, config_of_part, weights_of_part
-from omnistage.models.checkpoint.weights import Weights
-from omnistage.models.encoders.encoder import MediumExtent, PromptLayout
+from omnistage.models.encoders.encoder import MediumExtent
 from omnistage.models.encoders.prompt import PromptRows
-from omnistage.models.encoders.starting import Ready, ThinkerWeights, weights_below
+from omnistage.models.encoders.starting import Ready, ThinkerWeights, part_of_text
 from omnistage.models.encoders.thinker import MediaThinker
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config
 from omnistage.models.qwen2_5_omni.encoders import AudioEncoder, VisionEncoder
-from omnistage.models.qwen2_5_omni.family import ThinkerOptions
+from omnistage.models.qwen2_5_omni.family import THINKER
 from omnistage.models.ranks.team import Team, load_in_team
 from omnistage.models.speech.talker import AXES, thinker_ports
 from omnistage.models.text.chat import ChatTokenizer
-from omnistage.models.text.engine_model import decoder_weights
 
 END = "<|im_end|>"
 
 
-class Qwen2_5Thinker(MediaThinker):
-    """The Thinker of Qwen2.5-Omni; implements `ThinkerModel`. Build it with `load_thinker`."""
-
-    def __init__(self, config: ThinkerConfig, ready: Ready, tokenizer: ChatTokenizer) -> None:
-        """See MediaThinker."""
-        super().__init__(ready, tokenizer)
-        self.config = config
-
-    def lay_out(self, prompt_ids: Sequence[int], extents: Sequence[MediumExtent]) -> PromptLayout:
-        """See MediaThinker.lay_out."""
-        return lay_out(prompt_ids, extents, self.config)
-
-
-def tokenizer_of(directory: Path, config: ThinkerConfig) -> ChatTokenizer:
-    """The tokenizer of a checkpoint. Raises BadCheckpoint."""
-    return ChatTokenizer(directory, config.text.vocab_size, END, config.ids.kinds)
-
-
-def lay_out(ids: Sequence[int], extents: Sequence[MediumExtent], config: ThinkerConfig) -> PromptLayout:
-    """See PromptRows.lay_out."""
-    return _PromptRows(config).lay_out(ids, extents)
-
-
-class _PromptRows(PromptRows):
+class Qwen2_5PromptRows(PromptRows):
     """The rows of one prompt of Qwen2.5-Omni."""
 
-    def __init__(self, config: ThinkerConfig) -> None:
-        super().__init__(config)
-        self._config = config
+    _config: ThinkerConfig
 
     def film_with_sound(self, extent: MediumExtent) -> None:
         """Add the rows of a film and its sound. The rows of each `seconds_per_chunk` seconds stand together, rows of pictures first. The
@@ -101,28 +70,38 @@ def _chunks(times: NDArray[np.int64], step: int) -> list[tuple[int, int]]:
     return chunks
 
 
+class Qwen2_5Thinker(MediaThinker):
+    """The Thinker of Qwen2.5-Omni; implements `ThinkerModel`. Build it with `load_thinker`."""
+
+    config: ThinkerConfig
+    prompt_rows = Qwen2_5PromptRows
+
+
 # Loading -----------------------------------------------------------------------------------------------------------------------------
 
 
 CODE_REVISION = "4"
 """Part of the revision; raise it whenever this family's code could give other tokens for equal input. The engine has its own number."""
 
-_PREFIX = "thinker."
+
+def tokenizer_of(directory: Path, config: ThinkerConfig) -> ChatTokenizer:
+    """The tokenizer of a checkpoint. Raises BadCheckpoint."""
+    return ChatTokenizer(directory, config.text.vocab_size, END, config.ids.kinds)
 
 
 def load_thinker(folder: Path, options: LoadOptions) -> Qwen2_5Thinker:
     """Load a Thinker, and start its engine and encoders. Raises LoadError, or ValueError for misshapen weights."""
     config = read_thinker_config(folder)
-    config_of_part(config.text, options.tensor_parallel_size)  # Raises an error before other ranks are started in vain.
+    part_of_text(config, options.tensor_parallel_size)  # Raises an error before other ranks are started in vain.
     return load_in_team(read_decoder, folder, options, partial(_load_rank, folder, config))
 
 
 def _load_rank(folder: Path, config: ThinkerConfig, options: LoadOptions, team: Team | None) -> Qwen2_5Thinker:
     """The Thinker of this rank. team: the other ranks; None: there are none."""
-    tokenizer, thinker_options = tokenizer_of(folder, config), ThinkerOptions.from_settings(options.family)
+    tokenizer, thinker_options = tokenizer_of(folder, config), THINKER.from_settings(options.family)
     produces = partial(thinker_ports, config.text.hidden_size, place=AXES)
     ready = Ready.of(folder, options, config, WEIGHTS, thinker_options, code=CODE_REVISION, produces=produces, team=team)
-    return Qwen2_5Thinker(config, ready, tokenizer)
+    return Qwen2_5Thinker(ready, tokenizer)
 
 
 # The weights ---------------------------------------------------------------------------------------------------------------------------
@@ -133,46 +112,29 @@ def read_decoder(folder: Path, options: LoadOptions, group: Group) -> PackedDeco
     return WEIGHTS.read_decoder(folder, options, group)
 
 
-def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, group: Group) -> PackedDecoder:
-    """The decoder, or a rank's part of it."""
-    weight = decoder_weights(weights, dtype, device, prefix=f"{_PREFIX}model.", head=_PREFIX + LM_HEAD, tied=config.tied, biased=BIASED)
-    parts = DecoderParts(rope=rotary(config.rope.theta, contiguous_axes(config.rope.sections)), tap=last_and_embedding)
-    if group.size == 1:
-        return PackedDecoder(config.text, weight, parts)
-    plan = {**Qwen2_5OmniTextConfig.base_model_tp_plan, **HEAD_PLAN}
-    return PackedDecoder(config_of_part(config.text, group.size), weights_of_part(weight, plan, group), parts, group)
+def _decoder_parts(config: ThinkerConfig) -> DecoderParts:
+    return DecoderParts(rope=rotary(config.rope.theta, contiguous_axes(config.rope.sections)), tap=last_and_embedding)
 
 
-def _check_encoders(weights: Weights, config: ThinkerConfig, group: Group) -> None:
-    """Raises BadCheckpoint if the config's sizes of the encoders, with which they are built next, do not fit the weights."""
+def _shapes(config: ThinkerConfig) -> dict[str, tuple[int, ...]]:
+    """See ThinkerWeights.shapes."""
     eyes, ears = config.vision, config.audio
     merged = eyes.hidden_size * eyes.unit
-    block, layer = f"{_PREFIX}visual.blocks", f"{_PREFIX}audio_tower.layers"
-    for name, shape in {
-        f"{_PREFIX}visual.patch_embed.proj.weight": (eyes.hidden_size, eyes.channels, eyes.frames, eyes.patch_size, eyes.patch_size),
-        f"{block}.0.mlp.gate_proj.weight": (eyes.ffn_size, eyes.hidden_size),
-        f"{block}.{eyes.layers - 1}.norm1.weight": (eyes.hidden_size,),
-        f"{_PREFIX}visual.merger.mlp.0.weight": (merged, merged),
-        f"{_PREFIX}visual.merger.mlp.2.weight": (eyes.output_size, merged),
-        f"{_PREFIX}audio_tower.conv1.weight": (ears.hidden_size, ears.mel_bins, 3),
-        f"{layer}.0.fc1.weight": (ears.ffn_size, ears.hidden_size),
-        f"{layer}.{ears.layers - 1}.fc1.bias": (ears.ffn_size,),
-        f"{_PREFIX}audio_tower.proj.weight": (ears.output_size, ears.hidden_size),
-    }.items():
-        weights.check_shape(name, shape)
-
-
-def _encoders(
-    weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, linear: LinearMaker
-) -> tuple[VisionEncoder, AudioEncoder]:
-    """Build the encoders of pictures and of sound."""
-    # Read only so that `check_read` does not refuse it: the published code has this weight and does not use it either.
-    weights.read(f"{_PREFIX}audio_tower.audio_bos_eos_token.weight")
-
-    eyes, ears = (weights_below(weights, f"{_PREFIX}{part}.", dtype, device) for part in ("visual", "audio_tower"))
-    return VisionEncoder(config.vision, eyes, linear), AudioEncoder(config.audio, ears, linear)
+    return {
+        "visual.blocks.0.mlp.gate_proj.weight": (eyes.ffn_size, eyes.hidden_size),
+        "visual.merger.mlp.0.weight": (merged, merged),
+        "audio_tower.conv1.weight": (ears.hidden_size, ears.mel_bins, 3),
+        "audio_tower.proj.weight": (ears.output_size, ears.hidden_size),
+    }
 
 
 WEIGHTS = ThinkerWeights(
-    others=("talker.", "token2wav."), read_config=read_thinker_config, check=_check_encoders, decoder=_decoder, encoders=_encoders
+    others=("talker.", "token2wav."),
+    read_config=read_thinker_config,
+    shapes=_shapes,
+    parts=_decoder_parts,
+    plan=Qwen2_5OmniTextConfig.base_model_tp_plan,
+    vision=VisionEncoder,
+    audio=AudioEncoder,
+    unused=("audio_tower.audio_bos_eos_token.weight",),
 )

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from math import isqrt
 from pathlib import Path
 
-from omnistage.engine.parts import DecoderConfig, ExpertSizes
-from omnistage.models.checkpoint.decoder import RopeConfig, attention_biases, check_activation, decoder_sizes, expert_sizes, rope_of
+from omnistage.engine.parts import ExpertSizes
+from omnistage.models.checkpoint.decoder import attention_biases, check_activation, decoder_sizes, expert_sizes
 from omnistage.models.checkpoint.files import BadCheckpoint, Config, read_config
 from omnistage.models.checkpoint.header import check_plain
-from omnistage.models.encoders import prompt as encoders
-from omnistage.models.encoders.prompt import FRAMES_HZ, MAX_SOUND_POSITIONS, MediaIds, audio_sizes, vision_sizes
+from omnistage.models.encoders.encoder import AudioSizes, VisionSizes
+from omnistage.models.encoders.prompt import FRAMES_HZ, MAX_SOUND_POSITIONS, ThinkerSizes, audio_sizes, thinker_sizes, vision_sizes
+from omnistage.models.qwen3_omni.family import FAMILY, MODEL_TYPE
 from omnistage.models.registry import is_said
 from omnistage.models.speech.talker import AXES
-
-MODEL_TYPE = "qwen3_omni_moe"
 
 SECTIONS = (24, 20, 20)
 """For each axis, the number of pairs of components of a head, if a config does not state them."""
@@ -25,9 +24,11 @@ CHUNK_ROWS = 13
 
 
 @dataclass(frozen=True, slots=True)
-class VisionConfig(encoders.VisionConfig):
-    """The common VisionConfig with further values. positions: number of rows of the table of positions, which form a square. deepstack:
-    numbers of the layers after which rows of output_size are made for layers of the decoder too."""
+class VisionConfig(VisionSizes):
+    """VisionSizes with further values. positions: number of rows of the table of positions, which form a square. deepstack: numbers of the
+    layers after which rows of output_size are made for layers of the decoder too."""
+
+    film_square = 32
 
     positions: int
     deepstack: tuple[int, ...]
@@ -43,46 +44,21 @@ class VisionConfig(encoders.VisionConfig):
         return (1 + len(self.deepstack)) * self.output_size
 
     @property
-    def film_square(self) -> int:
-        """See Patching."""
-        return 32
-
-    @property
     def patch_bytes(self) -> int:
         """See VisionSizes."""
         return 4 * (3 * self.patch_values + 12 * self.hidden_size + 2 * self.ffn_size + self.row_size // self.unit)
 
 
 @dataclass(frozen=True, slots=True)
-class AudioConfig(encoders.AudioConfig):
-    """The common AudioConfig with further values. chunk: number of frames of the spectrogram that convolutions see together. window_chunks:
-    number of chunks that attention sees together. channels: of the convolutions. row_size: width of an output row, padded with zeros to the
-    width of rows of pictures."""
+class AudioConfig(AudioSizes):
+    """AudioSizes with further values. A piece is one window of attention. channels: of the convolutions. row_size: width of an output row,
+    padded with zeros to the width of rows of pictures."""
 
-    chunk: int
-    window_chunks: int
+    least_ms, adds_silence = 13, False
+    """The extractor mirrors 200 samples at the ends of a sound, so it must have more than 12 ms."""
+
     channels: int
     row_size: int
-
-    @property
-    def piece(self) -> int:
-        """Number of frames of one window of attention."""
-        return self.window_chunks * self.chunk
-
-    @property
-    def rows_hz(self) -> float:
-        """See AudioSizes."""
-        return CHUNK_ROWS * FRAMES_HZ / self.chunk
-
-    @property
-    def least_ms(self) -> int:
-        """See AudioSizes. The extractor mirrors 200 samples at the ends of a sound, so it must have more."""
-        return 13
-
-    @property
-    def adds_silence(self) -> bool:
-        """See AudioSizes."""
-        return False
 
     @property
     def frame_bytes(self) -> int:
@@ -103,20 +79,12 @@ class SpeechSource:
 
 
 @dataclass(frozen=True, slots=True)
-class ThinkerConfig:
-    """The config of a Thinker. text: the language model. rope: of its positions. ids: token ids of media. position_ids_per_second: number
-    of positions that a second of sound or film takes. biased: see `decoder_weights`. tied: whether the logits use the embedding if there is
-    no head. speech: None: the checkpoint has no Talker."""
+class ThinkerConfig(ThinkerSizes):
+    """ThinkerSizes with a further value. speech: None: the checkpoint has no Talker."""
 
-    text: DecoderConfig
     experts: ExpertSizes
-    rope: RopeConfig
     vision: VisionConfig
     audio: AudioConfig
-    ids: MediaIds
-    position_ids_per_second: int
-    biased: tuple[str, ...]
-    tied: bool
     speech: SpeechSource | None
 
 
@@ -134,15 +102,11 @@ def read_thinker_config(directory: Path) -> ThinkerConfig:
     if len(vision.deepstack) > text.layers:
         raise BadCheckpoint(f"{config.place}: {len(vision.deepstack)} 'deepstack_visual_indexes' are more than the layers of the text")
     return ThinkerConfig(
-        text=text,
+        **thinker_sizes(config, text, SECTIONS),
         experts=expert_sizes(words, normalized=True),
-        rope=rope_of(words, axes=AXES, default_sections=SECTIONS),
+        biased=attention_biases(words),
         vision=vision,
         audio=audio,
-        ids=MediaIds(*(config.value(f"{field.name}_token_id", int) for field in fields(MediaIds))).check(text.vocab_size, config.place),
-        position_ids_per_second=config.size("position_id_per_seconds") if config.has("position_id_per_seconds") else 25,
-        biased=attention_biases(words),
-        tied=config.value("tie_word_embeddings", bool, False),
         speech=_speech(root_config, text.layers),
     )
 
@@ -150,7 +114,7 @@ def read_thinker_config(directory: Path) -> ThinkerConfig:
 def _speech(root_config: Config, layers: int) -> SpeechSource | None:
     """The facts for the Talker; None: the checkpoint has no Talker. layers: number of layers of the Thinker's decoder. Raises
     BadCheckpoint."""
-    if not is_said(root_config, "qwen3_omni", "talker"):
+    if not is_said(root_config, FAMILY, "talker"):
         return None
     talker = root_config.section("talker_config")
     layer = talker.value("accept_hidden_layer", int, 18)
@@ -166,12 +130,7 @@ def _vision(config: Config) -> VisionConfig:
     if not all(0 <= layer < layers for layer in deepstack) or len(set(deepstack)) < len(deepstack):
         statement = f"{config.place}: 'deepstack_visual_indexes' is {list(deepstack)}"
         raise BadCheckpoint(f"{statement}: these are layers from 0 to {layers - 1}, each one once")
-    vision = VisionConfig(
-        **vision_sizes(config),
-        channels=config.size("in_channels") if config.has("in_channels") else 3,
-        positions=config.size("num_position_embeddings"),
-        deepstack=deepstack,
-    )
+    vision = VisionConfig(**vision_sizes(config), positions=config.size("num_position_embeddings"), deepstack=deepstack)
     if vision.hidden_size % (4 * vision.heads):
         raise BadCheckpoint(f"{config.place}: 'hidden_size' {vision.hidden_size} is not {vision.heads} heads of a multiple of 4 numbers")
     return vision
@@ -187,7 +146,12 @@ def _audio(config: Config, row_size: int) -> AudioConfig:
     if (window := config.size("n_window_infer")) < chunk:
         raise BadCheckpoint(f"{config.place}: 'n_window_infer' is {window}: it must be twice 'n_window' or more, {chunk}")
     audio = AudioConfig(
-        **audio_sizes(config), chunk=chunk, window_chunks=window // chunk, channels=config.size("downsample_hidden_size"), row_size=row_size
+        **audio_sizes(config),
+        chunk=chunk,
+        piece=window // chunk * chunk,
+        rows_hz=CHUNK_ROWS * FRAMES_HZ / chunk,
+        channels=config.size("downsample_hidden_size"),
+        row_size=row_size,
     )
     if audio.hidden_size % (2 * audio.heads) or audio.hidden_size < 4:
         raise BadCheckpoint(f"{config.place}: 'd_model' {audio.hidden_size} is not {audio.heads} heads of an even size")

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as functional
 from transformers.vision_utils import get_vision_interpolation_indices_and_weights
 
-from omnistage.engine.linear import Linear, LinearMaker
-from omnistage.models.encoders.encoder import Grid, LayerNorm, Need, Segments, Turn, WhisperLayer, places_of, sinusoids, turn_heads, turn_of
+from omnistage.engine.linear import LinearMaker
+from omnistage.models.encoders.encoder import Grid, LayerNorm, Need, Rotation, Segments, WhisperLayer, places_of, product_of, sinusoids
 from omnistage.models.qwen3_omni.config import CHUNK_ROWS, AudioConfig, VisionConfig, convolved_length
 
 NORM_EPS = 1e-6
@@ -35,6 +35,7 @@ class VisionEncoder:
         patches = weight("patch_embed.proj.weight").reshape(config.hidden_size, config.patch_values)
         self._embed = linear(patches, weight("patch_embed.proj.bias"))
         self._positions = weight("pos_embed.weight").clone()
+        self.device, self.dtype = self._positions.device, self._positions.dtype
         self._blocks = [_Block(weight, f"blocks.{index}", config.heads, linear) for index in range(config.layers)]
         self._merger = _Merger(weight, "merger", config, linear, is_merged_first=False)
         self._deepstack = {
@@ -42,24 +43,16 @@ class VisionEncoder:
             for number, layer in enumerate(config.deepstack)
         }
 
-    @property
-    def device(self) -> torch.device:
-        return self._positions.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._positions.dtype
-
     def encode(self, patches: torch.Tensor, grids: Sequence[Grid], on_layer: Callable[[], None] = lambda: None) -> list[torch.Tensor]:
         """See common's VisionEncoder; a row has row_size numbers."""
         config = self.config
         x = self._embed(patches) + self._interpolate_positions(grids)
-        turn = turn_of(places_of(grids, config.merge, x.device), config.hidden_size // config.heads, config.rope_theta)
+        rotation = Rotation.of(places_of(grids, config.merge, x.device), config.hidden_size // config.heads, config.rope_theta)
         frames = Segments([grid.height * grid.width for grid in grids for _ in range(grid.frames)])
         stacked = list[torch.Tensor]()
         for layer, block in enumerate(self._blocks):
             on_layer()
-            x = block(x, turn, frames)
+            x = block(x, rotation, frames)
             if layer in self._deepstack:
                 stacked.append(self._deepstack[layer](x))
         rows = torch.cat((self._merger(x), *stacked), 1)
@@ -83,15 +76,15 @@ class _Block:
     def __init__(self, weight: Need, name: str, heads: int, linear: LinearMaker) -> None:
         self._heads = heads
         self._attention_norm, self._ffn_norm = (LayerNorm.of(weight, f"{name}.{norm}", NORM_EPS) for norm in ("norm1", "norm2"))
-        self._query_key_value, self._output = (_product(weight, f"{name}.attn.{part}", linear) for part in ("qkv", "proj"))
+        self._query_key_value, self._output = (product_of(weight, f"{name}.attn.{part}", linear) for part in ("qkv", "proj"))
         up, up_bias, down = (weight(f"{name}.mlp.{part}") for part in ("linear_fc1.weight", "linear_fc1.bias", "linear_fc2.weight"))
         missing = -len(up) % COLUMNS
         self._up = linear(functional.pad(up, (0, 0, 0, missing)), functional.pad(up_bias, (0, missing)))
         self._down = linear(functional.pad(down, (0, missing)), weight(f"{name}.mlp.linear_fc2.bias"))
 
-    def __call__(self, x: torch.Tensor, turn: Turn, frames: Segments) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, rotation: Rotation, frames: Segments) -> torch.Tensor:
         query, key, value = self._query_key_value(self._attention_norm(x)).view(len(x), 3, self._heads, -1).unbind(1)
-        x = x + self._output(frames.attention(turn_heads(query, turn), turn_heads(key, turn), value))
+        x = x + self._output(frames.attention(rotation(query), rotation(key), value))
         return x + self._down(functional.gelu(self._up(self._ffn_norm(x)), approximate="tanh"))
 
 
@@ -102,15 +95,11 @@ class _Merger:
     def __init__(self, weight: Need, name: str, config: VisionConfig, linear: LinearMaker, *, is_merged_first: bool) -> None:
         self._width, self._is_merged_first = config.unit * config.hidden_size, is_merged_first
         self._norm = LayerNorm.of(weight, f"{name}.ln_q", NORM_EPS)
-        self._first, self._second = (_product(weight, f"{name}.mlp.{index}", linear) for index in (0, 2))
+        self._first, self._second = (product_of(weight, f"{name}.mlp.{index}", linear) for index in (0, 2))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         normed = self._norm(x.view(-1, self._width)) if self._is_merged_first else self._norm(x).view(-1, self._width)
         return self._second(functional.gelu(self._first(normed)))
-
-
-def _product(weight: Need, name: str, linear: LinearMaker) -> Linear:
-    return linear(weight(f"{name}.weight"), weight(f"{name}.bias"))
 
 
 # Sound -------------------------------------------------------------------------------------------------------------------------------
@@ -136,18 +125,11 @@ class AudioEncoder:
         self._convolutions = [linear(weight(f"{name}.weight").flatten(1), weight(f"{name}.bias")) for name in names]
         join_weight = weight("conv_out.weight")
         self._join = linear(join_weight, None)
-        self._positions = sinusoids(config.positions, config.hidden_size).to(join_weight.device, join_weight.dtype)
+        self.device, self.dtype = join_weight.device, join_weight.dtype
+        self._positions = sinusoids(config.positions, config.hidden_size).to(self.device, self.dtype)
         self._layers = [WhisperLayer(weight, f"layers.{index}", config.heads, linear, has_key_bias=True) for index in range(config.layers)]
         self._norm = LayerNorm.of(weight, "ln_post")
-        self._first, self._second = (linear(weight(f"{name}.weight"), weight(f"{name}.bias")) for name in ("proj1", "proj2"))
-
-    @property
-    def device(self) -> torch.device:
-        return self._positions.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._positions.dtype
+        self._first, self._second = (product_of(weight, name, linear) for name in ("proj1", "proj2"))
 
     def rows(self, frames: int) -> int:
         """Number of rows that this many frames of a spectrogram become."""
@@ -167,7 +149,7 @@ class AudioEncoder:
         config = self.config
         x = self._convolve(spectrograms)
         counts = [self.rows(len(spectrogram)) for spectrogram in spectrograms]
-        window = CHUNK_ROWS * config.window_chunks
+        window = CHUNK_ROWS * config.piece // config.chunk
         segments = Segments([min(window, count - first) for count in counts for first in range(0, count, window)])
         for layer in self._layers:
             on_layer()

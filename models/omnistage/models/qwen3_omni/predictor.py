@@ -19,7 +19,7 @@ from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.devices import to_device
 from omnistage.engine.linear import pad_rows
 from omnistage.engine.sampler import DrawnToken, Draws, Sampler
-from omnistage.engine.types import Sampling
+from omnistage.engine.types import SEEDS, Sampling
 from omnistage.models.text.engine_model import Logits
 
 GREEDY = Sampling()
@@ -30,7 +30,6 @@ PUBLISHED_SAMPLING = Sampling(temperature=1.0, top_k=50, top_p=0.8)
 FIXED_SPEAKERS = 3
 
 _SEED_STRIDE = 0xD6E8FEB86659FD93
-_SEEDS = 1 << 64
 
 Codes = tuple[int, ...]
 """The codes of a frame, without the first code."""
@@ -167,7 +166,7 @@ def _item(token: DrawnToken | None, codes: Codes | None) -> DrawnItem | None:
 def seed_of(seed: int, codebook: int) -> int:
     """The seed for drawing from one of the further codebooks, counted from 0. It differs for each codebook, because with the same seed all
     codebooks would get the same noise."""
-    return (seed + (codebook + 1) * _SEED_STRIDE) % _SEEDS
+    return (seed + (codebook + 1) * _SEED_STRIDE) % SEEDS
 
 
 class FrameAttention:

@@ -20,33 +20,25 @@ from numpy.typing import NDArray
 
 from omnistage.engine.adapter import StepRows
 from omnistage.engine.decoder import EMBEDDING, LM_HEAD, DecoderParts, Enter, PackedDecoder
-from omnistage.engine.engine import Engine
 from omnistage.engine.linear import build_exact
 from omnistage.engine.parts import Materials, activated_product, experts, head_rms_norm, interleaved_axes, rotary
 from omnistage.models.checkpoint.decoder import check_experts
-from omnistage.models.checkpoint.files import BadCheckpoint, name_of
-from omnistage.models.checkpoint.revision import compute_on_thread
 from omnistage.models.checkpoint.weights import Weights
 from omnistage.models.encoders.prompt import RENAMED
-from omnistage.models.interface import BadRequest, ModelInfo
+from omnistage.models.interface import BadRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni.config import MEDIUM_ROW, PLACE, TEXT_ROW
-from omnistage.models.qwen3_omni.family import TalkerOptions
+from omnistage.models.qwen3_omni.family import TALKER
 from omnistage.models.qwen3_omni.predictor import FrameHead, Predictor
 from omnistage.models.qwen3_omni.talker_config import TalkerConfig, read_talker_config, voices_in_order
-from omnistage.models.speech.talker import AXES, AddedRows, Manner, RowTalker, cache_of_rows, codes_port, positions_behind, row_ports
-from omnistage.models.text.engine_model import Logits, Started, choose_dtype, decoder_weights, limits_of
+from omnistage.models.speech.talker import AXES, AddedRows, Manner, ReadyTalker, RowTalker, codes_port, embedding_of_text, positions_behind
+from omnistage.models.text.engine_model import Logits, choose_dtype, decoder_weights, limits_of
 
 
 class Qwen3Talker(RowTalker):
     """The Talker of Qwen3-Omni; implements `TalkerModel`. Build it with `load_talker`."""
 
-    def __init__(self, config: TalkerConfig, engine: Engine, added: AddedRows, info: ModelInfo, context: int) -> None:
-        """See RowTalker."""
-        port = codes_port(config.groups, config.rate_hz)
-        manner = Manner(PLACE, port, block=1, ends=frozenset({config.codec.eos}), silent=config.silent)
-        super().__init__(manner, engine, added, info, context)
-        self.config = config
+    config: TalkerConfig
 
     def lay_out(self, places: NDArray[np.int64], voice: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """See RowTalker.lay_out. places: [AXES + 1, rows]; the last number of each place is the kind of its row. After the conversation
@@ -79,45 +71,40 @@ def load_talker(folder: Path, options: LoadOptions) -> Qwen3Talker:
     """Load a Talker, and start its engine. Raises LoadError, or ValueError for misshapen weights."""
     dtype, device = choose_dtype(options), torch.device(options.device)
     torch.set_num_threads(options.threads)
-    user_context, config = TalkerOptions.from_settings(options.family).context, read_talker_config(folder)
+    context, config = TALKER.from_settings(options.family).context, read_talker_config(folder)
     with Weights(folder, _OTHERS, RENAMED, computed=dtype) as weights:
-        voices = voices_in_order(config.speakers)
-        added = _added_rows(weights, config, tuple(voices), dtype)
+        added = _added_rows(weights, config, dtype)
         parts = read_parts(weights, config, dtype, device)
         weights.check_read()
-    limits = limits_of(options)
-    predictor = Predictor(parts.predictor, parts.heads, parts.first, limits.max_sequences)
-    cache, kv_bytes = cache_of_rows(parts.decoder, config.row_size, options, config.decoder.context, user_context)
-    head = partial(FrameHead, predictor=predictor, codes=config.groups, ends={config.codec.eos})
-    started = Started.of(parts.decoder, head, folder, options, limits=limits, kv_bytes=kv_bytes)
-    results = compute_on_thread(predictor.fixed_results, options.threads)
-    info = ModelInfo(
-        name=name_of(folder) + "-talker",
-        revision=started.revision(CODE_REVISION, results=results, settings=str(cache.context)),
-        accepts=row_ports(config.row_size, started.dtype, place=PLACE),
-        produces=(codes_port(config.groups, config.rate_hz),),
-        max_sessions=options.sessions,
-        voices=tuple(voices),
+    predictor = Predictor(parts.predictor, parts.heads, parts.first, limits_of(options).max_sequences)
+    ends = frozenset({config.codec.eos})
+    ready = ReadyTalker.of(
+        folder,
+        options,
+        context,
+        Manner(PLACE, codes_port(config.groups, config.rate_hz), block=1, ends=ends, silent=config.silent),
+        parts.decoder,
+        added,
+        code=CODE_REVISION,
+        head=partial(FrameHead, predictor=predictor, codes=config.groups, ends=ends),
+        further_results=predictor.fixed_results,
         settings={
-            **started.settings,
-            **cache.reasons,
             "products of the code predictor": parts.predictor.products,
             "attention of the code predictor": predictor.attention.sharing_text,
         },
     )
-    return Qwen3Talker(config, started.engine, added, info, cache.context)
+    return Qwen3Talker(config, ready)
 
 
-def _added_rows(weights: Weights, config: TalkerConfig, voices: tuple[str, ...], dtype: torch.dtype) -> AddedRows:
+def _added_rows(weights: Weights, config: TalkerConfig, dtype: torch.dtype) -> AddedRows:
     """The rows that the Talker adds: embeddings of tokens, equal for all voices, because a voice is one of the items. Raises
     BadCheckpoint."""
-    embedding, text = weights.need(_TEXT), config.text
-    for name, token in (("bos", text.bos), ("eos", text.eos), ("pad", text.pad)):
-        if not 0 <= token < len(embedding):
-            raise BadCheckpoint(f"{weights.directory}: 'tts_{name}_token_id' is {token}, the Thinker has {len(embedding)} tokens")
+    text = config.text
+    tokens = {f"tts_{name}_token_id": token for name, token in (("bos", text.bos), ("eos", text.eos), ("pad", text.pad))}
+    embedding = embedding_of_text(weights, _TEXT, tokens)
     # A row for each of the voice's items in `lay_out` except the last, whose row is the first row of the answer.
     between = embedding[[*[text.pad] * 4, text.bos]].to(dtype)
-    return AddedRows(between=dict.fromkeys(voices, between), end_rows=embedding[[text.eos, text.pad]].to(dtype))
+    return AddedRows(dict.fromkeys(voices_in_order(config.speakers), between), embedding[[text.eos, text.pad]].to(dtype))
 
 
 # The weights ---------------------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from omnistage.engine.parts import DecoderConfig, ExpertSizes
 from omnistage.models.checkpoint.decoder import RopeConfig, attention_biases, decoder_sizes, expert_sizes, rope_of
 from omnistage.models.checkpoint.files import BadCheckpoint, Config, read_config
 from omnistage.models.checkpoint.header import check_plain
-from omnistage.models.qwen3_omni.config import MODEL_TYPE, SECTIONS
+from omnistage.models.qwen3_omni.config import SECTIONS
+from omnistage.models.qwen3_omni.family import FAMILY, MODEL_TYPE
 from omnistage.models.qwen3_omni.wave.config import wave_config
 from omnistage.models.registry import check_said
 from omnistage.models.speech.talker import AXES
@@ -97,7 +98,7 @@ class TalkerConfig:
 def read_talker_config(directory: Path) -> TalkerConfig:
     """Read the config of the checkpoint in a folder. Raises BadCheckpoint."""
     root_config = read_config(directory, MODEL_TYPE)
-    check_said(root_config, "qwen3_omni", "talker")
+    check_said(root_config, FAMILY, "talker")
     config, wave = root_config.section("talker_config"), root_config.section("code2wav_config")
     check_plain(root_config, config)
     text, row_size = config.section("text_config"), config.size("thinker_hidden_size")

@@ -18,84 +18,37 @@ import torch
 from numpy.typing import NDArray
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeTextConfig
 
-from omnistage.engine.decoder import EMBEDDING, LM_HEAD, DecoderParts, PackedDecoder, deepstack, embedding_or_hidden
+from omnistage.engine.decoder import EMBEDDING, DecoderParts, PackedDecoder, deepstack, embedding_or_hidden
 from omnistage.engine.devices import Group
-from omnistage.engine.linear import LinearMaker
 from omnistage.engine.parts import experts, head_rms_norm, interleaved_axes, rotary
-from omnistage.models.checkpoint.decoder import HEAD_PLAN, check_experts, config_of_part, weights_of_part
 from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.checkpoint.weights import Weights
 from omnistage.models.conversation import Turn
 from omnistage.models.encoders.encoder import MediumExtent, PromptLayout
 from omnistage.models.encoders.prompt import RENAMED, PromptRows
-from omnistage.models.encoders.starting import Ready, ThinkerWeights, weights_below
+from omnistage.models.encoders.starting import Ready, ThinkerWeights, part_of_text
 from omnistage.models.encoders.thinker import Handed, MediaThinker, rows_known
 from omnistage.models.interface import Array, Wanted
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni.config import MEDIUM_ROW, PLACE, TEXT_ROW, SpeechSource, ThinkerConfig, read_thinker_config
 from omnistage.models.qwen3_omni.encoders import AudioEncoder, VisionEncoder
-from omnistage.models.qwen3_omni.family import ThinkerOptions
+from omnistage.models.qwen3_omni.family import THINKER
 from omnistage.models.ranks.team import Team, load_in_team
 from omnistage.models.speech.talker import PLACES, thinker_ports
 from omnistage.models.text.chat import ChatTokenizer
-from omnistage.models.text.engine_model import array_of, decoder_weights
+from omnistage.models.text.engine_model import array_of
 from omnistage.models.text.thinker import TEXT
 
 END = "<|im_end|>"
 
 
-class Qwen3Thinker(MediaThinker):
-    """The Thinker of Qwen3-Omni; implements `ThinkerModel`. Build it with `load_thinker`."""
-
-    def __init__(self, config: ThinkerConfig, ready: Ready, tokenizer: ChatTokenizer, embedding: torch.Tensor) -> None:
-        """embedding: the embeddings of all tokens, [tokens, hidden_size], on the CPU. ready, tokenizer: see MediaThinker."""
-        super().__init__(ready, tokenizer, partial(_row, embedding, ready.engine.spec.dtype))
-        self.config = config
-
-    def lay_out(self, prompt_ids: Sequence[int], extents: Sequence[MediumExtent]) -> PromptLayout:
-        """See MediaThinker.lay_out."""
-        return lay_out(prompt_ids, extents, self.config)
-
-    def hand_over(self, prompt_ids: Sequence[int], extents: Sequence[MediumExtent], layout: PromptLayout, ports: Wanted) -> Handed:
-        """See MediaThinker.hand_over."""
-        if self.config.speech is None or ports.keys() <= {TEXT}:
-            return Handed()
-        thinks = self.tokenizer.thinks
-        opens = thinks.opens if thinks and thinks.is_open else None
-        part = spoken_part(prompt_ids, extents, layout, self.config, self.config.speech, opens)
-        return Handed(rows_known(PLACES, part.places.T, ports), part.slots)
-
-
-def _row(embedding: torch.Tensor, dtype: torch.dtype, token_id: int) -> Array:
-    """The row of a token of the answer: its embedding, [1, hidden_size]."""
-    return array_of(embedding[token_id : token_id + 1].to(dtype))
-
-
-def tokenizer_of(directory: Path, config: ThinkerConfig) -> ChatTokenizer:
-    """The tokenizer of a checkpoint. Raises BadCheckpoint, also if its template does not begin turns with the ids that the config names."""
-    tokenizer = ChatTokenizer(directory, config.text.vocab_size, END, config.ids.kinds)
-    if config.speech is not None:
-        turn, user = config.speech.turn, config.speech.user
-        ids = tokenizer.template.token_ids((Turn("user", ("",)),), [])
-        roles = [role for mark, role in pairwise(ids) if mark == turn]  # of the question, then of the answer
-        if len(roles) < 2 or roles[-2] != user or roles[-1] == user:
-            fault = f"no turn of a user with 'im_start_token_id' {turn} and 'user_token_id' {user} of config.json"
-            raise BadCheckpoint(f"{directory}: the chat template begins {fault}")
-    return tokenizer
-
-
-def lay_out(ids: Sequence[int], extents: Sequence[MediumExtent], config: ThinkerConfig) -> PromptLayout:
-    """See PromptRows.lay_out."""
-    return _PromptRows(config).lay_out(ids, extents)
-
-
-class _PromptRows(PromptRows):
+class Qwen3PromptRows(PromptRows):
     """The rows of one prompt of Qwen3-Omni."""
 
     def film_with_sound(self, extent: MediumExtent) -> None:
         """Add the rows of a film and its sound, ordered by time; at equal times, rows of pictures stand first. The marks around the sound
         stand within the marks around the film."""
-        ids = self._sizes.ids
+        ids = self._config.ids
         self.add(np.array([ids.audio_start]), np.full((3, 1), self.next))
         (picture_ids, picture_positions), (sound_ids, sound_positions) = self.make_picture_run(extent), self.make_sound_run(extent.sound)
         positions = np.concatenate((picture_positions, sound_positions), 1)
@@ -131,7 +84,7 @@ def spoken_part(
     id_array, media_ids = np.array(ids, np.int64), [*config.ids.kinds]
     is_spoken = _is_spoken(id_array, speech, opens)
     is_medium_spoken = is_spoken[np.isin(id_array, media_ids)]
-    layout = lay_out(id_array[is_spoken].tolist(), list(compress(extents, is_medium_spoken)), config)
+    layout = Qwen3PromptRows(config).lay_out(id_array[is_spoken].tolist(), list(compress(extents, is_medium_spoken)))
     row_kinds = np.where(np.isin(layout.ids, media_ids), MEDIUM_ROW, TEXT_ROW)
     return TalkerPrompt(np.flatnonzero(_is_spoken(prompt.ids, speech, opens)), np.concatenate((layout.positions, row_kinds[None])))
 
@@ -148,29 +101,64 @@ def _is_spoken(ids: NDArray[np.int64], speech: SpeechSource, opens: int | None) 
     return is_spoken
 
 
+class Qwen3Thinker(MediaThinker):
+    """The Thinker of Qwen3-Omni; implements `ThinkerModel`. Build it with `load_thinker`."""
+
+    config: ThinkerConfig
+    prompt_rows = Qwen3PromptRows
+
+    def __init__(self, ready: Ready, tokenizer: ChatTokenizer, embedding: torch.Tensor) -> None:
+        """embedding: the embeddings of all tokens, [tokens, hidden_size], on the CPU. ready, tokenizer: see MediaThinker."""
+        super().__init__(ready, tokenizer, partial(_row, embedding, ready.engine.spec.dtype))
+
+    def hand_over(self, prompt_ids: Sequence[int], extents: Sequence[MediumExtent], layout: PromptLayout, ports: Wanted) -> Handed:
+        """See MediaThinker.hand_over."""
+        if self.config.speech is None or ports.keys() <= {TEXT}:
+            return Handed()
+        thinks = self.tokenizer.thinks
+        opens = thinks.opens if thinks and thinks.is_open else None
+        part = spoken_part(prompt_ids, extents, layout, self.config, self.config.speech, opens)
+        return Handed(rows_known(PLACES, part.places.T, ports), part.slots)
+
+
+def _row(embedding: torch.Tensor, dtype: torch.dtype, token_id: int) -> Array:
+    """The row of a token of the answer: its embedding, [1, hidden_size]."""
+    return array_of(embedding[token_id : token_id + 1].to(dtype))
+
+
 # Loading -----------------------------------------------------------------------------------------------------------------------------
 
 
 CODE_REVISION = "2"
 """Part of the revision; raise it whenever this family's code could give other tokens for equal input. The engine has its own number."""
 
-_PREFIX = "thinker."
-_OTHERS = ("talker.", "code2wav.")
+
+def tokenizer_of(directory: Path, config: ThinkerConfig) -> ChatTokenizer:
+    """The tokenizer of a checkpoint. Raises BadCheckpoint, also if its template does not begin turns with the ids that the config names."""
+    tokenizer = ChatTokenizer(directory, config.text.vocab_size, END, config.ids.kinds)
+    if config.speech is not None:
+        turn, user = config.speech.turn, config.speech.user
+        ids = tokenizer.template.token_ids((Turn("user", ("",)),), [])
+        roles = [role for mark, role in pairwise(ids) if mark == turn]  # of the question, then of the answer
+        if len(roles) < 2 or roles[-2] != user or roles[-1] == user:
+            fault = f"no turn of a user with 'im_start_token_id' {turn} and 'user_token_id' {user} of config.json"
+            raise BadCheckpoint(f"{directory}: the chat template begins {fault}")
+    return tokenizer
 
 
 def load_thinker(folder: Path, options: LoadOptions) -> Qwen3Thinker:
     """Load a Thinker, and start its engine and encoders. Raises LoadError, or ValueError for misshapen weights."""
     config = read_thinker_config(folder)
-    config_of_part(config.text, options.tensor_parallel_size, config.experts.divided_sizes)  # Before other ranks are started in vain.
+    part_of_text(config, options.tensor_parallel_size)  # Raises an error before other ranks are started in vain.
     return load_in_team(read_decoder, folder, options, partial(_load_rank, folder, config))
 
 
 def _load_rank(folder: Path, config: ThinkerConfig, options: LoadOptions, team: Team | None) -> Qwen3Thinker:
     """The Thinker of this rank. team: the other ranks; None: there are none."""
-    tokenizer, thinker_options = tokenizer_of(folder, config), ThinkerOptions.from_settings(options.family)
+    tokenizer, thinker_options = tokenizer_of(folder, config), THINKER.from_settings(options.family)
     produces = partial(thinker_ports, config.text.hidden_size, place=0 if config.speech is None else PLACE)
     ready = Ready.of(folder, options, config, WEIGHTS, thinker_options, code=CODE_REVISION, produces=produces, team=team)
-    return Qwen3Thinker(config, ready, tokenizer, read_embedding(folder))
+    return Qwen3Thinker(ready, tokenizer, read_embedding(folder))
 
 
 # The weights ---------------------------------------------------------------------------------------------------------------------------
@@ -183,61 +171,44 @@ def read_decoder(folder: Path, options: LoadOptions, group: Group) -> PackedDeco
 
 def read_embedding(folder: Path) -> torch.Tensor:
     """The embeddings of tokens, [tokens, hidden_size], mapped from the file; they are the rows of an answer. Raises BadCheckpoint."""
-    with Weights(folder, _OTHERS, RENAMED) as weights:
-        embedding = weights.mapped(f"{_PREFIX}model.{EMBEDDING}")
+    name = f"{WEIGHTS.prefix}model.{EMBEDDING}"
+    with Weights(folder, WEIGHTS.others, RENAMED) as weights:
+        embedding = weights.mapped(name)
     if embedding is None:
-        raise BadCheckpoint(f"{folder} lacks the weight {_PREFIX}model.{EMBEDDING}")
+        raise BadCheckpoint(f"{folder} lacks the weight {name}")
     return embedding
 
 
-def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, group: Group) -> PackedDecoder:
-    """The decoder, or a rank's part of it."""
-    weight = decoder_weights(
-        weights, dtype, device, prefix=f"{_PREFIX}model.", head=_PREFIX + LM_HEAD, tied=config.tied, biased=config.biased
-    )
-    parts = DecoderParts(
+def _decoder_parts(config: ThinkerConfig) -> DecoderParts:
+    return DecoderParts(
         rope=rotary(config.rope.theta, interleaved_axes(config.rope.sections)),
         head_norm=head_rms_norm,
         feed_forward=experts(config.experts),
         after=deepstack(len(config.vision.deepstack)),
         tap=None if config.speech is None else embedding_or_hidden(config.speech.layer),
     )
-    if group.size == 1:
-        return PackedDecoder(config.text, weight, parts)
-    words = Qwen3OmniMoeTextConfig
-    plan = {**words.base_model_tp_plan, **words.base_model_ep_plan, **HEAD_PLAN}  # The second plan has the styles for whole experts.
-    part = config_of_part(config.text, group.size, config.experts.divided_sizes)
-    return PackedDecoder(part, weights_of_part(weight, plan, group), parts, group)
 
 
-def _check_shapes(weights: Weights, config: ThinkerConfig, group: Group) -> None:
-    """Raises BadCheckpoint if the config's sizes of encoders and experts, with which they are built next, do not fit the weights."""
-    eyes, ears, text = config.vision, config.audio, config.text
-    merged = eyes.hidden_size * eyes.unit
-    block, audio_layers = f"{_PREFIX}visual.blocks", f"{_PREFIX}audio_tower.layers"
-    for name, shape in {
-        f"{_PREFIX}visual.patch_embed.proj.weight": (eyes.hidden_size, eyes.channels, eyes.frames, eyes.patch_size, eyes.patch_size),
-        f"{_PREFIX}visual.pos_embed.weight": (eyes.positions, eyes.hidden_size),
-        f"{block}.0.mlp.linear_fc1.weight": (eyes.ffn_size, eyes.hidden_size),
-        f"{block}.{eyes.layers - 1}.norm1.weight": (eyes.hidden_size,),
-        f"{_PREFIX}visual.merger.mlp.2.weight": (eyes.output_size, merged),
-        **{f"{_PREFIX}visual.merger_list.{number}.mlp.2.weight": (eyes.output_size, merged) for number in range(len(eyes.deepstack))},
-        f"{_PREFIX}audio_tower.conv2d1.weight": (ears.channels, 1, 3, 3),
-        f"{audio_layers}.0.fc1.weight": (ears.ffn_size, ears.hidden_size),
-        f"{audio_layers}.{ears.layers - 1}.fc1.bias": (ears.ffn_size,),
-        f"{_PREFIX}audio_tower.proj2.weight": (ears.output_size, ears.hidden_size),
-    }.items():
-        weights.check_shape(name, shape)
-    for layer in range(text.layers):
-        check_experts(weights, f"{_PREFIX}model.layers.{layer}.mlp", config.experts, text.hidden_size, group)
+def _shapes(config: ThinkerConfig) -> dict[str, tuple[int, ...]]:
+    """See ThinkerWeights.shapes."""
+    eyes, ears = config.vision, config.audio
+    deepstack_shape = (eyes.output_size, eyes.hidden_size * eyes.unit)
+    return {
+        "visual.pos_embed.weight": (eyes.positions, eyes.hidden_size),
+        "visual.blocks.0.mlp.linear_fc1.weight": (eyes.ffn_size, eyes.hidden_size),
+        **{f"visual.merger_list.{number}.mlp.2.weight": deepstack_shape for number in range(len(eyes.deepstack))},
+        "audio_tower.conv2d1.weight": (ears.channels, 1, 3, 3),
+        "audio_tower.proj2.weight": (ears.output_size, ears.hidden_size),
+    }
 
 
-def _encoders(
-    weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, linear: LinearMaker
-) -> tuple[VisionEncoder, AudioEncoder]:
-    """Build the encoders of pictures and of sound."""
-    eyes, ears = (weights_below(weights, f"{_PREFIX}{part}.", dtype, device) for part in ("visual", "audio_tower"))
-    return VisionEncoder(config.vision, eyes, linear), AudioEncoder(config.audio, ears, linear)
-
-
-WEIGHTS = ThinkerWeights(others=_OTHERS, read_config=read_thinker_config, check=_check_shapes, decoder=_decoder, encoders=_encoders)
+WEIGHTS = ThinkerWeights(
+    others=("talker.", "code2wav."),
+    read_config=read_thinker_config,
+    shapes=_shapes,
+    parts=_decoder_parts,
+    # The second plan has the styles for whole experts.
+    plan={**Qwen3OmniMoeTextConfig.base_model_tp_plan, **Qwen3OmniMoeTextConfig.base_model_ep_plan},
+    vision=VisionEncoder,
+    audio=AudioEncoder,
+)

@@ -10,11 +10,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, I
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
+from omnistage.models.checkpoint.revision import compute_on_thread
 from omnistage.models.devices import cores
 from omnistage.models.interface import USUAL_PROFILE, Activity, Array, Load, ModelInfo, Piece, Sound, Wanted, WaveRequest, inputs_of
 from omnistage.models.memory import free_bytes
@@ -217,6 +219,17 @@ def try_windows(trials: Trials[Job], schedules: Mapping[str, Schedule], workers:
     }
     speakers = _speakers(trials, schedules[USUAL_PROFILE], together, workers, side_by_side)
     return Trial(together, halved, results, len(workers), speakers, form_seconds)
+
+
+def start_trial(
+    trials: Trials[Job], schedules: Mapping[str, Schedule], thread_name: str, user_workers: int, options: LoadOptions
+) -> tuple[Trial, list[Worker]]:
+    """Start the threads of a Code2Wav, and try its windows on them, as it will compute them. Returns the results and the threads.
+    user_workers: see `workers_of`."""
+    count = workers_of(user_workers, options, trials.device)
+    workers = [Worker(f"{thread_name} {number}", options.threads) for number in range(count)]
+    trial = partial(try_windows, trials, schedules, workers, max_windows=options.max_batch_size)
+    return compute_on_thread(trial, options.threads), workers
 
 
 def _usual_windows(trials: Trials[Job], schedules: Mapping[str, Schedule]) -> list[Window]:

@@ -12,21 +12,26 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import cast
+from pathlib import Path
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from omnistage.engine.adapter import Head, TokenHead
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.engine import Engine
 from omnistage.engine.memory import PAGE_ROWS, page_bytes
 from omnistage.engine.request import Prompt, SequenceEvent, SequenceRequest
 from omnistage.engine.sequence import SequenceStream
 from omnistage.engine.types import Item, Unfit
+from omnistage.models.checkpoint.files import BadCheckpoint, name_of
+from omnistage.models.checkpoint.revision import compute_on_thread
+from omnistage.models.checkpoint.weights import Weights
 from omnistage.models.interface import (
     Array,
     BadRequest,
@@ -45,7 +50,7 @@ from omnistage.models.memory import CacheSize
 from omnistage.models.options import LoadOptions
 from omnistage.models.requests import choose_voice, refuse_unfit
 from omnistage.models.speech.pace import computing_s, speakers_text
-from omnistage.models.text.engine_model import EngineModel, array_of, tensor_of
+from omnistage.models.text.engine_model import EngineModel, Logits, Started, array_of, limits_of, tensor_of
 from omnistage.models.text.thinker import TEXT
 from omnistage.models.worker import Worker
 
@@ -264,6 +269,66 @@ class AddedRows:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadyTalker:
+    """The running parts of a Talker. context: largest number of rows of a conversation and frames of its speech together."""
+
+    manner: Manner
+    engine: Engine
+    added: AddedRows
+    info: ModelInfo
+    context: int
+
+    @classmethod
+    def of(
+        cls,
+        folder: Path,
+        options: LoadOptions,
+        context: int,
+        manner: Manner,
+        decoder: PackedDecoder,
+        added: AddedRows,
+        *,
+        code: str,
+        head: Callable[[Logits], Head] = TokenHead,
+        further_results: Callable[[], list[torch.Tensor]] = list,
+        settings: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Start the engine. context: number of rows that the user asks for; 0: the model chooses. code: see `Started.revision`. head: see
+        `Started.of`. further_results: returns the results of other parts than the decoder for fixed inputs. settings: of other parts, for
+        the user. Raises LoadError.
+
+        A row that came is kept in the CPU's memory until its speech ends, because it may have to be computed again."""
+        spec, row_size = decoder.spec, added.end_rows.shape[1]
+        kv_row = page_bytes(spec) // PAGE_ROWS
+        row_bytes = kv_row + (row_size * spec.dtype.itemsize if spec.device.type == "cpu" else 0)
+        cache = CacheSize.choose(options, row_bytes=row_bytes, context=spec.context, user_context=context)
+        # The cache counts whole rows; of each row, keys and values take `kv_row` bytes.
+        kv_bytes = cache.kv_bytes // row_bytes * kv_row
+        started = Started.of(decoder, head, folder, options, limits=limits_of(options), kv_bytes=kv_bytes)
+        results = compute_on_thread(further_results, options.threads)
+        info = ModelInfo(
+            name=name_of(folder) + "-talker",
+            revision=started.revision(code, results=results, settings=str(cache.context)),
+            accepts=row_ports(row_size, started.dtype, place=manner.place),
+            produces=(manner.codes,),
+            max_sessions=options.sessions,
+            voices=tuple(added.between),
+            settings={**started.settings, **cache.reasons, **(settings or {})},
+        )
+        return cls(manner, started.engine, added, info, cache.context)
+
+
+def embedding_of_text(weights: Weights, name: str, tokens: Mapping[str, int]) -> torch.Tensor:
+    """The embeddings of the Thinker's tokens, [tokens, row_size], from the weight of this name. tokens: key of config.json -> a token that
+    a Talker needs. Raises BadCheckpoint, also if there is no such token."""
+    embedding = weights.need(name)
+    for key, token in tokens.items():
+        if not 0 <= token < len(embedding):
+            raise BadCheckpoint(f"{weights.directory}: {key!r} is {token}, the Thinker has {len(embedding)} tokens")
+    return embedding
+
+
+@dataclass(frozen=True, slots=True)
 class PreparedSpeaker:
     """A request to speak, and the name of its voice."""
 
@@ -274,11 +339,12 @@ class PreparedSpeaker:
 class RowTalker(EngineModel):
     """A Talker that speaks rows; implements `TalkerModel`. A family implements `lay_out`, which makes the prompt."""
 
-    def __init__(self, manner: Manner, engine: Engine, added: AddedRows, info: ModelInfo, context: int) -> None:
-        """added: rows that the Talker adds. context: largest number of rows of a conversation and frames of its speech together."""
+    def __init__(self, config: Any, ready: ReadyTalker) -> None:
+        """config: of the checkpoint, in the family's own type."""
+        self.config = config
         self._worker = Worker("rows", threads=1)
-        super().__init__(engine, info, [self._worker])
-        self._manner, self._added, self._context = manner, added, context
+        super().__init__(ready.engine, ready.info, [self._worker])
+        self._manner, self._added, self._context = ready.manner, ready.added, ready.context
 
     @abstractmethod
     def lay_out(self, places: NDArray[np.int64], voice: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -391,14 +457,3 @@ def positions_behind(positions: NDArray[np.int64], count: int) -> NDArray[np.int
     largest position of the conversation's last row."""
     after = int(positions[:, -1].max()) + 1 if positions.shape[1] else 0
     return np.concatenate((positions, np.broadcast_to(np.arange(after, after + count), (len(positions), count))), axis=1)
-
-
-def cache_of_rows(decoder: PackedDecoder, row_size: int, options: LoadOptions, context: int, user_context: int) -> tuple[CacheSize, int]:
-    """(the memory that a Talker takes, how many bytes of it are for keys and values). row_size: width of the rows that come. context,
-    user_context: as in `CacheSize.choose`. Raises LoadError. A row that came is kept in the CPU's memory until its speech ends, because it
-    may have to be computed again."""
-    kv_row, spec = page_bytes(decoder.spec) // PAGE_ROWS, decoder.spec
-    row_bytes = kv_row + (row_size * spec.dtype.itemsize if spec.device.type == "cpu" else 0)
-    cache = CacheSize.choose(options, row_bytes=row_bytes, context=context, user_context=user_context)
-    # The cache counts whole rows; of each row, keys and values take `kv_row` bytes.
-    return cache, cache.kv_bytes // row_bytes * kv_row

@@ -19,19 +19,19 @@ from numpy.typing import NDArray
 from omnistage.engine.memory import kernels_kept
 from omnistage.models.checkpoint.files import BadCheckpoint, name_of
 from omnistage.models.checkpoint.header import bound_building
-from omnistage.models.checkpoint.revision import compute_on_thread, revision
+from omnistage.models.checkpoint.revision import revision
 from omnistage.models.checkpoint.weights import Weights
 from omnistage.models.devices import hardware
 from omnistage.models.interface import Array, BadRequest, Content, ModelInfo, Piece, PortSpec, Sound, Wanted, WaveRequest
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen2_5_omni.family import Code2WavOptions
+from omnistage.models.qwen2_5_omni.family import CODE2WAV
 from omnistage.models.qwen2_5_omni.voices import VoiceSizes, read_voices
 from omnistage.models.qwen2_5_omni.wave.config import CODES_PORT, SCHEDULES, WaveConfig, read_wave_config, schedule_of
 from omnistage.models.qwen2_5_omni.wave.dit import Dit, Speaker, example_net, speaker_of
 from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD, Vocoder
 from omnistage.models.qwen2_5_omni.wave.window import PIECE_FRAMES, Flow, Job, Solver, Vocoding, Windows, WindowTrials, form
 from omnistage.models.requests import choose_voice
-from omnistage.models.speech.code2wav import AUDIO, KERNELS, Trial, WindowedCode2Wav, round_alike, sessions_of, try_windows, workers_of
+from omnistage.models.speech.code2wav import AUDIO, KERNELS, Trial, WindowedCode2Wav, round_alike, sessions_of, start_trial
 from omnistage.models.speech.pace import Arrivals, Forecast, Halving
 from omnistage.models.speech.schedule import Codes, Schedule, Window
 from omnistage.models.steps.loop import Loop
@@ -263,20 +263,17 @@ _OTHERS = ("thinker.", "talker.")
 
 def load_code2wav(folder: Path, options: LoadOptions) -> FlowCode2Wav:
     """Load a Code2Wav, try its windows on this machine, and start its threads. Raises LoadError."""
-    config, wave_options, device = read_wave_config(folder), Code2WavOptions.from_settings(options.family), torch.device(options.device)
+    config, wave_options, device = read_wave_config(folder), CODE2WAV.from_settings(options.family), torch.device(options.device)
     torch.set_num_threads(options.threads)
     round_alike(device)
     solver = Solver.of(wave_options.solver, wave_options.steps or STEPS)
     with kernels_kept(KERNELS):
         windows, speakers = read_parts(folder, config, solver, device)
-    count = workers_of(wave_options.workers, options, device)
-    workers = [Worker(f"flow {number}", options.threads) for number in range(count)]
     schedules = {
         name: schedule_of(sizes, wave_options.lookahead or blocks_ahead, config.block_codes)
         for name, (sizes, blocks_ahead) in SCHEDULES.items()
     }
-    run_trial = partial(try_windows, WindowTrials(config, windows), schedules, workers, max_windows=options.max_batch_size)
-    trial = compute_on_thread(run_trial, options.threads)
+    trial, workers = start_trial(WindowTrials(config, windows), schedules, "flow", wave_options.workers, options)
     # Twice, because a flow has the state of the previous window while it fills the state for the next window.
     sessions, reason = sessions_of(2 * solver.evaluations * math.prod(windows.dit.kept_shape()) * FLOAT_BYTES, options)
     info = ModelInfo(

@@ -12,6 +12,7 @@ from omnistage.models.checkpoint.decoder import rope_theta_of
 from omnistage.models.checkpoint.files import BadCheckpoint, Config, read_config
 from omnistage.models.checkpoint.header import check_plain
 from omnistage.models.interface import Profile
+from omnistage.models.qwen2_5_omni.family import FAMILY, MODEL_TYPE
 from omnistage.models.registry import check_said
 from omnistage.models.speech.schedule import Schedule
 from omnistage.models.speech.talker import codes_port
@@ -21,8 +22,6 @@ CODE_RATE_HZ = 50.0
 
 CODES_PORT = codes_port(1, CODE_RATE_HZ)
 
-
-MODEL_TYPE = "qwen2_5_omni"
 
 BACK_LAYERS, AHEAD_LAYERS = 2, 1
 """Numbers of layers that see the previous block, and the next block, as published. So in one evaluation of the net, a block depends on this
@@ -121,7 +120,7 @@ class WaveConfig:
 def read_wave_config(directory: Path) -> WaveConfig:
     """Read the config of the checkpoint in a folder. Raises BadCheckpoint."""
     root_config = read_config(directory, MODEL_TYPE)
-    check_said(root_config, "qwen2_5_omni", "code2wav")
+    check_said(root_config, FAMILY, "code2wav")
     section = root_config.section("token2wav_config")
     check_plain(root_config, section)
     dit, vocoder = _dit(section.section("dit_config")), _vocoder(section.section("bigvgan_config"))

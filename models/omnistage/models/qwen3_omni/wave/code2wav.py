@@ -18,15 +18,15 @@ import torch
 from omnistage.engine.linear import LinearMaker, build_exact
 from omnistage.engine.memory import kernels_kept
 from omnistage.models.checkpoint.files import name_of
-from omnistage.models.checkpoint.revision import compute_on_thread, revision
+from omnistage.models.checkpoint.revision import revision
 from omnistage.models.checkpoint.weights import Weights
 from omnistage.models.devices import hardware
 from omnistage.models.interface import Array, BadRequest, Content, ModelInfo, Piece, PortSpec, Profile, Sound, Wanted, WaveRequest
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen3_omni.family import Code2WavOptions
+from omnistage.models.qwen3_omni.family import CODE2WAV
 from omnistage.models.qwen3_omni.wave.config import SAMPLE_RATE_HZ, SCHEDULES, WaveConfig, read_wave_config, schedule_of
 from omnistage.models.qwen3_omni.wave.net import CausalNet, WaveState
-from omnistage.models.speech.code2wav import AUDIO, KERNELS, Trial, WindowedCode2Wav, round_alike, sessions_of, try_windows, workers_of
+from omnistage.models.speech.code2wav import AUDIO, KERNELS, Trial, WindowedCode2Wav, round_alike, sessions_of, start_trial
 from omnistage.models.speech.pace import Arrivals, Forecast
 from omnistage.models.speech.schedule import Codes, Schedule, Window
 from omnistage.models.speech.talker import codes_port
@@ -273,16 +273,14 @@ OTHERS = ("thinker.", "talker.")
 
 def load_code2wav(folder: Path, options: LoadOptions) -> CausalCode2Wav:
     """Load a Code2Wav, try its windows on this machine, and start its threads. Raises LoadError."""
-    config, wave_options, device = read_wave_config(folder), Code2WavOptions.from_settings(options.family), torch.device(options.device)
+    config, wave_options, device = read_wave_config(folder), CODE2WAV.from_settings(options.family), torch.device(options.device)
     torch.set_num_threads(options.threads)
     round_alike(device)
     with kernels_kept(KERNELS):
         net, products = build_exact(partial(read_net, folder, config, device), torch.float32, device)
         windows = Windows(net)
-    workers = [Worker(f"wave {number}", options.threads) for number in range(workers_of(wave_options.workers, options, device))]
     schedules = {name: schedule_of(sizes, config.frames_before) for name, sizes in SCHEDULES.items()}
-    run_trial = partial(try_windows, WindowTrials(windows), schedules, workers, max_windows=options.max_batch_size)
-    trial = compute_on_thread(run_trial, options.threads)
+    trial, workers = start_trial(WindowTrials(windows), schedules, "wave", wave_options.workers, options)
     # Twice, because a speech keeps the state before a window until the window is done, and then has the state after it too.
     sessions, reason = sessions_of(2 * windows.net.start(1).bytes, options)
     info = ModelInfo(

@@ -15,7 +15,7 @@ from omnistage.models.checkpoint.decoder import check_activation, rope_theta_of
 from omnistage.models.checkpoint.files import BadCheckpoint, Config, read_config
 from omnistage.models.checkpoint.header import check_plain
 from omnistage.models.interface import Profile
-from omnistage.models.qwen3_omni.config import MODEL_TYPE
+from omnistage.models.qwen3_omni.family import FAMILY, MODEL_TYPE
 from omnistage.models.registry import check_said
 from omnistage.models.speech.schedule import Schedule
 
@@ -97,7 +97,7 @@ class WaveConfig:
 def read_wave_config(directory: Path) -> WaveConfig:
     """Read the config of the checkpoint in a folder. Raises BadCheckpoint."""
     root_config = read_config(directory, MODEL_TYPE)
-    check_said(root_config, "qwen3_omni", "code2wav")
+    check_said(root_config, FAMILY, "code2wav")
     section = root_config.section("code2wav_config")
     check_plain(root_config, section)
     return wave_config(section)

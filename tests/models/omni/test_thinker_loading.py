@@ -1,5 +1,5 @@
-"""A part that a checkpoint lacks or has too much is named, and a file that any version of Transformers saved is read: of the Thinker, and
-of its processors' settings."""
+"""A part that a checkpoint lacks or has too much is named, and a file that any version of Transformers saved is read: of Thinkers, and of
+their processors' settings."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import WhisperFeatureExtractor
 from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from helpers import lengths
 from helpers.checkpoints import Weights, change_json, change_weights, changed, in_blocks, linked
-from helpers.omni_reference import Qwen3Reference
+from helpers.omni_reference import OmniReference, Qwen3Reference
 from omnistage.engine.attention import choose_backend
 from omnistage.engine.devices import ONE_RANK, Distributed
 from omnistage.engine.results import fixed_results
@@ -27,6 +26,8 @@ from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.encoders.preparing import read_pictures
 from omnistage.models.encoders.starting import Preparation, encoded_rows
 from omnistage.models.options import LoadOptions
+from omnistage.models.qwen2_5_omni import thinker as qwen2_5_thinker
+from omnistage.models.qwen3_omni import thinker as qwen3_thinker
 from omnistage.models.qwen3_omni.config import read_thinker_config
 from omnistage.models.qwen3_omni.talker_config import read_talker_config
 from omnistage.models.qwen3_omni.thinker import WEIGHTS, load_thinker, read_decoder
@@ -39,6 +40,10 @@ from omnistage.models.tiny.qwen3_omni import PREPROCESSOR
 ATTENTION = "thinker.model.layers.0.self_attn.q_proj.weight"
 EXPERT = "thinker.model.layers.1.mlp.experts.3.up_proj.weight"
 
+QWEN2_5, QWEN3 = "qwen2_5_omni", "qwen3_omni"
+THINKERS: Mapping[str, tuple[str, Any]] = {QWEN2_5: ("omni_checkpoint", qwen2_5_thinker), QWEN3: ("qwen3_checkpoint", qwen3_thinker)}
+"""By family: the fixture of its checkpoint, and the module of its Thinker."""
+
 BLOCK = (32, 48)
 """The block of numbers with the same scale: some blocks are whole."""
 
@@ -49,13 +54,18 @@ def copied(qwen3_checkpoint: Path, tmp_path: Path) -> Path:
     return linked(qwen3_checkpoint, tmp_path)
 
 
+@pytest.fixture
+def copied_2_5(omni_checkpoint: Path, tmp_path: Path) -> Path:
+    return linked(omni_checkpoint, tmp_path)
+
+
 def change_config(folder: Path, how: Callable[[dict[str, Any]], object]) -> None:
     change_json(folder / "config.json", how)
 
 
 def refused(folder: Path) -> str:
     with pytest.raises((LoadError, ValueError)) as told:
-        load("qwen3_omni", "thinker", LoadOptions(path=folder, dtype="float32"))
+        load(recognise(folder), "thinker", LoadOptions(path=folder, dtype="float32"))
     return str(told.value)
 
 
@@ -100,12 +110,31 @@ TEXT, EYES, EARS = (f"thinker_config.{part}_config" for part in ("text", "vision
         ("thinker_config.audio_start_token_id", 1 << 20, "1048576 for audio_start"),
         ("thinker_config.audio_end_token_id", -1, "-1 for audio_end"),
         ("quantization_config", {"quant_method": "gptq", "bits": 4}, "quantized by gptq are not supported"),
-        ("model_type", "qwen2_5_omni", "is a 'qwen2_5_omni', not a 'qwen3_omni_moe'"),
     ],
 )
 def test_a_config_that_does_not_fit_is_told(copied: Path, path: str, value: object, told: str) -> None:
     change_config(copied, lambda values: changed(values, {path: value}))
     assert told in refused(copied)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        (f"{TEXT}.use_sliding_window", True, "sliding windows"),
+        (f"{TEXT}.rope_scaling.rope_type", "yarn", "'yarn'"),
+        (f"{EYES}.depth", "two", "'depth'"),
+        ("thinker_config.audio_token_index", None, "lacks 'audio_token_id'"),
+        ("thinker_config.quantization_config", {"quant_method": "gptq", "bits": 4}, "quantized by gptq are not supported"),
+    ],
+)
+def test_a_config_of_qwen2_5_that_does_not_fit_is_told(copied_2_5: Path, path: str, value: object, told: str) -> None:
+    change_config(copied_2_5, lambda values: changed(values, {path: value}))
+    assert told in refused(copied_2_5)
+
+
+def test_a_checkpoint_of_another_family_is_refused(copied: Path) -> None:
+    with pytest.raises(LoadError, match="is a 'qwen3_omni_moe', not a 'qwen2_5_omni'"):
+        load(QWEN2_5, "thinker", LoadOptions(path=copied, dtype="float32"))
 
 
 @pytest.mark.parametrize(
@@ -121,22 +150,30 @@ def test_ids_of_media_that_are_the_same_are_told(copied: Path) -> None:
     assert "the token ids of media must differ, and be 0 to " in refused(copied)
 
 
-def test_a_weight_that_is_missing_misshapen_or_that_nobody_reads_is_named(copied: Path) -> None:
-    taken = Weights()
+@pytest.mark.parametrize(
+    ("checkpoint", "name", "surplus"),
+    [
+        ("copied_2_5", "thinker.visual.patch_embed.proj.weight", "thinker.visual.surprise.weight"),
+        ("copied_2_5", "thinker.audio_tower.proj.weight", "thinker.model.layers.0.self_attn.o_proj.bias"),
+        ("copied", EXPERT, EXPERT.replace(".3.", ".10.")),
+    ],
+)
+def test_a_weight_that_is_missing_misshapen_or_that_nobody_reads_is_named(
+    request: pytest.FixtureRequest, checkpoint: str, name: str, surplus: str
+) -> None:
+    folder, taken = request.getfixturevalue(checkpoint), Weights()
 
-    def without(name: str) -> Callable[[Weights], Weights]:
-        def how(weights: Weights) -> Weights:
-            taken[name] = weights.pop(name)
-            return weights
+    def without(weights: Weights) -> Weights:
+        taken[name] = weights.pop(name)
+        return weights
 
-        return how
-
-    change_weights(copied, without(EXPERT))
-    assert f"lacks the weight {EXPERT}" in refused(copied)
-    _change_one(copied, {EXPERT: taken[EXPERT][1:]})
-    assert f"{EXPERT} is [79, 160], and by config.json it is [80, 160]" in refused(copied)
-    _change_one(copied, {EXPERT: taken[EXPERT], EXPERT.replace(".3.", ".10."): taken[EXPERT].clone()})
-    assert f"1 weights that this model does not, the first is {EXPERT.replace('.3.', '.10.')}" in refused(copied)
+    change_weights(folder, without)
+    shape = [*taken[name].shape]
+    assert f"lacks the weight {name}" in refused(folder)
+    _change_one(folder, {name: taken[name][1:]})
+    assert f"{name} is {[shape[0] - 1, *shape[1:]]}, and by config.json it is {shape}" in refused(folder)
+    _change_one(folder, {name: taken[name], surplus: taken[name].clone()})
+    assert f"1 weights that this model does not, the first is {surplus}" in refused(folder)
 
 
 @lengths.drawn_cells(2, "name", ["mlp.gate", "mlp.experts.3.down_proj", "self_attn.o_proj", "self_attn.k_proj"])
@@ -146,7 +183,7 @@ def test_a_bias_that_the_config_does_not_speak_of_is_named(copied: Path, name: s
 
 
 @lengths.long_form(
-    "models/qwen3_omni/test_thinker_loading.py::test_a_bias_that_the_config_does_not_speak_of_is_named",
+    "models/omni/test_thinker_loading.py::test_a_bias_that_the_config_does_not_speak_of_is_named",
     unkept="biases that the config speaks of are read",
 )
 def test_biases_of_attention_are_there_where_the_config_says_so(copied: Path, qwen3_checkpoint: Path) -> None:
@@ -191,10 +228,11 @@ def together(weights: Weights) -> Weights:
     }
 
 
-def results(folder: Path) -> list[torch.Tensor]:
+def results(folder: Path, family: str = QWEN3) -> list[torch.Tensor]:
     """The results for fixed tokens, pictures and sounds."""
-    config = read_thinker_config(folder)
-    parts = WEIGHTS.read_parts(folder, config, torch.float32, torch.device("cpu"))
+    _, thinker = THINKERS[family]
+    config = thinker.read_thinker_config(folder)
+    parts = thinker.WEIGHTS.read_parts(folder, config, torch.float32, torch.device("cpu"))
     made = fixed_results(parts.decoder, parts.decoder.logits, choose_backend(parts.decoder.spec).backend)
     return [*made, *encoded_rows(parts, read_pictures(folder, config.vision).colours)[1]]
 
@@ -278,17 +316,21 @@ def test_floats_of_eight_bits_are_those_that_they_stand_for(copied: Path, layout
     assert all(map(torch.equal, found, results(copied)))
 
 
-def test_what_transformers_saves_is_read(qwen3_checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "reference"), [(QWEN2_5, OmniReference), (QWEN3, Qwen3Reference)])
+def test_what_transformers_saves_is_read(
+    request: pytest.FixtureRequest, family: str, reference: Callable[[Path], OmniReference], tmp_path: Path
+) -> None:
     """Its own spelling of config.json too, in which the rest of the folder is as before."""
-    reference = Qwen3Reference(qwen3_checkpoint)
-    reference.whole.save_pretrained(tmp_path)
-    for path in qwen3_checkpoint.iterdir():
+    fixture, thinker = THINKERS[family]
+    checkpoint = request.getfixturevalue(fixture)
+    reference(checkpoint).whole.save_pretrained(tmp_path)
+    for path in checkpoint.iterdir():
         if not (tmp_path / path.name).exists() and not path.name.startswith("model"):
             (tmp_path / path.name).symlink_to(path)
-    assert recognise(tmp_path) == "qwen3_omni"
-    saved, published = read_thinker_config(tmp_path), read_thinker_config(qwen3_checkpoint)
-    assert replace(saved, speech=published.speech) == published
-    assert all(map(torch.equal, results(tmp_path), results(qwen3_checkpoint)))
+    assert recognise(tmp_path) == family
+    saved, published = thinker.read_thinker_config(tmp_path), thinker.read_thinker_config(checkpoint)
+    assert (replace(saved, speech=published.speech) if family == QWEN3 else saved) == published
+    assert all(map(torch.equal, results(tmp_path, family), results(checkpoint, family)))
 
 
 @lengths.drawn_cells(1, "said", [{"enable_audio_output": False}, {"talker_config": {}}, {"code2wav_config": None}], ids=str)
@@ -370,20 +412,6 @@ def test_bounds_of_a_film_are_pixels_whatever_the_patches_are(qwen3_checkpoint: 
     assert (found.film_min_pixels, found.film_max_pixels) == (128 * 32 * 32, 768 * 32 * 32)
 
 
-@pytest.mark.parametrize("name", ["min_pixels", "max_pixels", "image_mean", "image_std"])
-@pytest.mark.parametrize("by", [by_4_57, by_5_23])
-def test_what_is_left_out_is_as_in_transformers(qwen3_checkpoint: Path, name: str, by: Any, tmp_path: Path) -> None:
-    files = by({})
-    for part in (files.get("preprocessor_config"), files.get("video_preprocessor_config"), *files.get("processor_config", {}).values()):
-        if isinstance(part, dict):
-            part.pop("size" if name.endswith("pixels") and "size" in part and "processor_config" in files else name, None)
-    found = read(folder_of(qwen3_checkpoint, tmp_path, files)).pictures
-    theirs: Any = Qwen2VLImageProcessorPil.from_pretrained(tmp_path, local_files_only=True)
-    assert (found.min_pixels, found.max_pixels) == (theirs.size.shortest_edge, theirs.size.longest_edge)
-    assert (list(found.colours.mean), list(found.colours.std)) == (list(theirs.image_mean), list(theirs.image_std))
-    assert (found.film_min_pixels, found.film_max_pixels) == (128 * 32 * 32, 768 * 32 * 32)
-
-
 WRONG = [
     ("feature_size", 80, "80 mel bins, the model was made for 128"),
     ("feature_size", None, "80 mel bins, the model was made for 128"),
@@ -397,6 +425,13 @@ WRONG = [
     ("image_mean", [0.5, 0.5], "'image_mean' and 'image_std' must be 3 numbers"),
     ("image_std", [0.5, 0.0, 0.5], "'image_mean' and 'image_std' must be 3 numbers"),
     ("do_rescale", False, "'do_rescale' is false"),
+    ("do_normalize", False, "'do_normalize' is false, which is not supported"),
+    ("rescale_factor", 1.0, "only 'resample' 3 and 'rescale_factor' 1/255"),
+    ("resample", 2, "only 'resample' 3"),
+    ("size", {"shortest_edge": 5}, "size lacks 'longest_edge'"),
+    ("size", {"height": 5, "width": 5}, "size lacks 'shortest_edge'"),
+    ("size", {"shortest_edge": 0, "longest_edge": 5}, "must be above 0"),
+    ("size", {"shortest_edge": 5001, "longest_edge": 5000}, "'min_pixels' is 5001 and 'max_pixels' 5000: "),
 ]
 
 
@@ -407,6 +442,8 @@ def test_a_setting_that_does_not_fit_is_told(qwen3_checkpoint: Path, by: Any, na
     for part in (files.get("preprocessor_config"), *files.get("processor_config", {}).values()):
         if isinstance(part, dict):
             part[name] = value
+            for bound in ("min_pixels", "max_pixels") if name == "size" else ():  # By these older names they would count more.
+                part.pop(bound, None)
     with pytest.raises(BadCheckpoint, match=told):
         read(folder_of(qwen3_checkpoint, tmp_path, files))
 
