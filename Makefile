@@ -77,8 +77,9 @@ lock: ## renew constraints.txt and the hashes in requirements/ after a change of
 wheels: ## dist/: the wheels of omnistage and of omnistage-pictures, the same bytes from the same files
 	@$(PYTHON) -m tools.wheels
 
-protos: setup-dev ## generate the stubs from the protos
+protos: setup-dev ## generate the stubs, options and tables from the protos
 	@$(BIN)/python -m tools.protos
+	@$(BIN)/python -m tools.options
 
 bench-default: setup-dev model ## figures of the default model: benchmarks/out/default.json; fails when a goal is missed (ARGS=--report: prints only, ARGS=--smallest: sees that all parts run)
 	@$(BIN)/python -m benchmarks.default $(ARGS)

@@ -240,7 +240,7 @@ async def serving(layout: Layout) -> AsyncIterator[Stack]:
 def toys(options: Mapping[str, object], **of_kind: Mapping[str, object]) -> Layout:
     """The layout of a chain of toys, which compute nothing. options: of all stages. of_kind: further options of a kind of stage."""
     stages = [StageLayout(kind, "toy", options={**options, **of_kind.get(kind, {})}) for kind in ("thinker", "talker", "code2wav")]
-    return Layout([PipelineLayout("toy", "toy", stages)], ServerOptions(max_sessions=1024, client_share=1))
+    return Layout([PipelineLayout("toy", "toy", stages)], ServerOptions(max_sessions=1024, settings={"client_share": 1}))
 
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")

@@ -19,6 +19,8 @@ import typer
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "tools" / "budget.json"
 GENERATED = "sdk/omnistage/v1/"
+MAKER = "`python -m tools.options` makes this file"
+"""Words in the first line of the other generated files."""
 
 _VAGUE = """told said made asked given found known begun ended came come taken kept wanted needed then late most least whole usual
     full left here there once again own same like near behind ahead beside now still early lacking spent chosen named heard spoken
@@ -168,7 +170,8 @@ def all_files(root: Path) -> set[str]:
 def read_sources(root: Path = ROOT) -> list[SourceFile]:
     """The Python files that git knows or would add, without generated ones."""
     paths = sorted(path for path in all_files(root) if path.endswith(".py") and not path.startswith(GENERATED))
-    return [SourceFile(path, (root / path).read_text(encoding="utf-8")) for path in paths]
+    texts = {path: (root / path).read_text(encoding="utf-8") for path in paths}
+    return [SourceFile(path, text) for path, text in texts.items() if MAKER not in text.partition("\n")[0]]
 
 
 def read_table(path: Path | None = None) -> dict[str, Size]:

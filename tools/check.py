@@ -28,6 +28,7 @@ def checks() -> dict[str, list[str]]:
         "buf lint": [f"{BIN}/buf", "lint", "protos"],
         "buf breaking": [sys.executable, "tools/breaking.py"],
         "stubs fresh": [sys.executable, "-m", "tools.protos", "--check"],
+        "options fresh": [sys.executable, "-m", "tools.options", "--check"],
         "house rules": [sys.executable, "-m", "pytest", "-q", "tests/house"],
         "compose": [f"{BIN}/docker-compose", "--file", "docker-compose.yml", "--profile", "*", "config", "--quiet"],
         "hadolint": [f"{BIN}/hadolint", *dockerfiles],

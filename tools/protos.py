@@ -21,16 +21,19 @@ from tools.setup import ROOT
 
 PROTOS = ROOT / "protos"
 STUBS = ROOT / "sdk" / "omnistage" / "v1"
+OPTIONS = "omnistage/v1/options.proto"
 
 
 def generate(folder: Path) -> None:
     """Write the stubs below `folder`, as omnistage/v1/*. Raises CalledProcessError if a proto does not compile, SetupError without a
     compiler."""
     outputs = [f"--{kind}_out={folder}" for kind in ("python", "pyi", "grpc_python")]
-    # Without `quiet` the plugin names each file that it writes on standard error.
+    # Without `quiet` the plugins name each file that they write on standard error.
     outputs.append(f"--mypy_grpc_out=quiet:{folder}")
     protos = sorted(str(path.relative_to(PROTOS)) for path in PROTOS.rglob("*.proto"))
     compile_protos([f"-I{PROTOS}", *outputs, *protos])
+    # protoc gives an extension no type.
+    compile_protos([f"-I{PROTOS}", f"--mypy_out=quiet:{folder}", OPTIONS])
 
 
 def compile_protos(words: Iterable[str]) -> None:

@@ -34,7 +34,7 @@ from omnistage.cli.targets import Need, target_for
 from omnistage.cli.wording import SHELL, word_error
 from omnistage.client import AsyncOmni, Omni
 from omnistage.client.errors import BadRequestError, RequestError
-from omnistage.client.request import DIFFUSION, PROTO_NAMES
+from omnistage.client.options import ABOUT, DIFFUSION
 from omnistage.models.tiny.makers import MAKERS
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import pixels_of
@@ -287,14 +287,16 @@ async def test_every_field_can_be_typed(tmp_path: Path) -> None:
         if "sigmas" in values:
             values["sigmas"] = list(values["sigmas"])
         assert values == expected
-    assert {PROTO_NAMES.get(name, name) for name in DIFFUSION} <= fields, "a new option is to be typed here too"
+    assert {ABOUT[name].name for name in DIFFUSION} <= fields, "a new option is to be typed here too"
 
 
 def test_every_field_that_is_refused_is_told_by_the_option_that_set_it() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     options = [option for name in ("draw", "film", "sound") for option in commands[name].params]
     typed = {name for option in options for name in (option.opts or [option.name])}
-    assert {SHELL.name_of(f"diffusion.{name}") for name in (*DIFFUSION, "prompt", "images")} - {"PROMPT"} <= typed
+    assert {SHELL.name_of(f"diffusion.{name}") for name in (*(ABOUT[name].name for name in DIFFUSION), "prompt", "images")} - {
+        "PROMPT"
+    } <= typed
 
 
 def test_make_tiny_names_all_that_it_can_make() -> None:

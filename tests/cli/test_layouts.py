@@ -366,8 +366,7 @@ def test_a_file_of_settings_has_several(file: Path, tmp_path: Path) -> None:
 def test_a_private_stack_is_told_its_files_as_the_command_is() -> None:
     files = ["a.safetensors=0.5", "b.safetensors"]
     for lora, words in ((files[0], files[:1]), (files, files)):
-        command = StackPlan({"lora": lora}).command(3)
-        assert [command[at + 1] for at, word in enumerate(command) if word == "--lora"] == words
+        assert StackPlan({"lora": lora}).order["loras"] == words
     with pytest.raises(BadRequestError, match="lora: is 3; it must be text, or a list of texts"):
         StackPlan({"lora": 3})  # type: ignore[typeddict-item]
 

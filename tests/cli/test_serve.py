@@ -38,6 +38,7 @@ from omnistage.cli.stack.resources import OOM_SCORE, bound_text, mapped, memory_
 from omnistage.client import Omni
 from omnistage.client.connection import Replica
 from omnistage.client.errors import StackError
+from omnistage.client.private_stack import StackPlan
 from omnistage.gateway import film_store
 from omnistage.v1 import stage_pb2
 
@@ -312,20 +313,32 @@ def test_a_killed_launcher_takes_its_processes_along(family: ProcessFamily, alon
     assert family.wait_ended() == []
 
 
-def test_the_ready_line_and_the_lifeline(family: ProcessFamily, alone: str) -> None:
-    ready_read, ready_write = os.pipe()
-    lifeline_read, lifeline_write = os.pipe()
-    words = ["serve", alone, "--address", "127.0.0.1:0", "--ready-fd", str(ready_write), "--lifeline-fd", str(lifeline_read)]
-    with StartedProcess([*COMMAND, *words], pass_fds=(ready_write, lifeline_read)) as server:
-        os.close(ready_write)
-        os.close(lifeline_read)
-        with os.fdopen(ready_read) as ready:
-            address = json.loads(ready.readline())["address"]
-        with Omni(address=address) as omni:
-            assert omni.pipelines()[0].name == Path(alone).stem
-        os.close(lifeline_write)
+def test_an_owner_orders_a_stack_that_ends_with_it(family: ProcessFamily, alone: str) -> None:
+    ours, theirs = socket.socketpair()
+    with StartedProcess([*COMMAND, "launch", str(theirs.fileno())], pass_fds=(theirs.fileno(),)) as server:
+        theirs.close()
+        with ours, ours.makefile("rw", encoding="utf-8") as owner:
+            print(json.dumps(StackPlan({"pipeline": alone}).order), file=owner, flush=True)
+            address = json.loads(owner.readline())["address"]
+            with Omni(address=address) as omni:
+                assert omni.pipelines()[0].name == Path(alone).stem
         assert server.wait(30) == 0
     assert family.pids() == []
+
+
+@pytest.mark.parametrize("line", ["", "no JSON\n", '{"is_private": true}\n', '{"pipelines": []', "[" * (2 << 20)])
+def test_an_owner_that_orders_nothing_is_told(line: str) -> None:
+    ours, theirs = socket.socketpair()
+    with StartedProcess(
+        [*COMMAND, "launch", str(theirs.fileno())], pass_fds=(theirs.fileno(),), stderr=subprocess.PIPE, text=True
+    ) as server:
+        theirs.close()
+        with suppress(BrokenPipeError):  # Nobody reads the rest of an order that is too long.
+            ours.sendall(line.encode())
+        ours.shutdown(socket.SHUT_WR)
+        assert server.stderr is not None and "error: no stack was ordered: " in server.stderr.read()
+        assert server.wait(30) == 1
+    ours.close()
 
 
 def test_a_stack_that_others_reach_says_so(family: ProcessFamily, alone: str) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from omnistage.cli.stack.served import announce
 from omnistage.client import Omni
 from omnistage.client.connection import LOCAL_ADDRESS
 from omnistage.client.errors import BadRequestError, StackError
+from omnistage.client.private_stack import StackPlan
 from omnistage.models.toy import formulas
 
 
@@ -208,30 +210,27 @@ def test_several_pipelines_are_a_setting_like_any_other(tmp_path: Path) -> None:
 
 @lengths.long_form("client/test_private_stack.py::test_it_is_started_once_for_all_threads_that_ask", unkept="bad lines get an error")
 def test_an_owner_asks_for_pipelines_and_hears_of_each(family: ProcessFamily, tmp_path: Path) -> None:
-    ready_read, ready_write = os.pipe()
-    lifeline_read, lifeline_write = os.pipe()
-    words = ["serve", "toy-picture", toy_pipeline(tmp_path, "one"), "--address", "127.0.0.1:0"]
-    words += ["--ready-fd", str(ready_write), "--lifeline-fd", str(lifeline_read)]
-    environment = {**os.environ, "OMNISTAGE_SERVE_NO_HTTP": "false"}  # All the same it takes none: it has an owner.
-    command = [*COMMAND, *words]
-    with StartedProcess(command, pass_fds=(ready_write, lifeline_read), env=environment) as server:
-        os.close(ready_write)
-        os.close(lifeline_read)
-        with os.fdopen(ready_read) as ready:
-            said = json.loads(ready.readline())
+    ours, theirs = socket.socketpair()
+    environment = {**os.environ, "OMNISTAGE_SERVE_HTTP": "127.0.0.1:0"}  # All the same it takes none: it has an owner.
+    command = [*COMMAND, "launch", str(theirs.fileno())]
+    with StartedProcess(command, pass_fds=(theirs.fileno(),), env=environment) as server:
+        theirs.close()
+        with ours, ours.makefile("rw", encoding="utf-8") as owner:
+            print(json.dumps(StackPlan({"pipeline": ["toy-picture", toy_pipeline(tmp_path, "one")]}).order), file=owner, flush=True)
+            said = json.loads(owner.readline())
             assert said["http"] == ""
             with Omni(address=said["address"]) as omni:
                 assert {one.name: one.state for one in omni.pipelines()} == {"toy-picture": "ready", "one": "starting"}
-                os.write(lifeline_write, b'not json\n["one"]\n{"begin": "one"}\n{"start": "toy-picture"}\n')
-                answers = [json.loads(ready.readline()) for _ in range(4)]
+                print('not json\n["one"]\n{"begin": "one"}\n{"start": "toy-picture"}', file=owner, flush=True)
+                answers = [json.loads(owner.readline()) for _ in range(4)]
                 assert ["error" in said for said in answers] == [True] * 3 + [False]
                 for name in ("none", "one", "one", "toy-picture"):
-                    os.write(lifeline_write, json.dumps({"start": name}).encode() + b"\n")
-                    said = json.loads(ready.readline())
+                    print(json.dumps({"start": name}), file=owner, flush=True)
+                    said = json.loads(owner.readline())
                     assert said["pipeline"] == name
                     assert ("error" in said) == (name == "none"), said
                 assert omni.generate("Hi", pipeline="one").text
-            os.close(lifeline_write)
-            assert ready.readline() == ""
+            ours.shutdown(socket.SHUT_WR)
+            assert owner.readline() == ""
         assert server.wait(30) == 0
     assert family.pids() == []

@@ -48,7 +48,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "bench": ("--requests", "1", "-c", "1", "--text-only"),
     "status": ("-v",),
     **dict.fromkeys(("pipelines", "models", "voices"), ()),
-    **dict.fromkeys(("serve", "stop", "list", "pull", "fetch-default"), (EVIL,)),
+    **dict.fromkeys(("serve", "stop", "list", "pull", "fetch-default", "launch"), (EVIL,)),
     "make-tiny": (EVIL, EVIL),
     "protos": (f"/dev/null/{EVIL}",),
 }

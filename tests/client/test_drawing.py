@@ -21,8 +21,8 @@ from helpers.servers import ServerProcess, family_logic, local_router, local_sta
 from omnistage.client import AsyncOmni, AudioChunk, Done, Film, Omni, Picture, Progress, VideoDelta, errors
 from omnistage.client.answer import Answer
 from omnistage.client.events import Timing, Usage
-from omnistage.client.options import GUIDES
-from omnistage.client.request import DIFFUSION, NEVER_ZERO, PROTO_NAMES, for_drawing, for_prompt
+from omnistage.client.options import ABOUT, DIFFUSION, GUIDES
+from omnistage.client.request import for_drawing, for_prompt
 from omnistage.models.toy import film as toy
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import pixels_of, png
@@ -164,12 +164,12 @@ def test_every_option_of_a_drawing_reaches_its_field() -> None:
     params = for_drawing("a hill", (), said).complete().diffusion  # type: ignore[arg-type]
     told = {field.name: value for field, value in params.ListFields()}
     assert all(told[name] == stage_pb2.Media(media_type="image/png", data=picture(1)) for name in GUIDES)
-    named = {PROTO_NAMES.get(name, name): value for name, value in said.items()}
+    named = {ABOUT[name].name: value for name, value in said.items()}
     expected = {"prompt": "a hill", **named, "options": {"one": "true", "two": "0.5", "three": "3", "four": "x"}}
     assert {name: told[name] for name in expected if name not in GUIDES} == {name: expected[name] for name in {*expected} - {*GUIDES}}
     assert told.keys() == expected.keys()
     never = {"width", "height", "steps", "results", "preview_side", "frames", "frames_per_second", "seconds", "flow_shift"}
-    assert set(DIFFUSION) & set(NEVER_ZERO) == never
+    assert {name for name in DIFFUSION if ABOUT[name].never_zero} == never
 
 
 async def test_a_prompt_is_one_call_and_no_list() -> None:
@@ -408,7 +408,7 @@ def test_what_cannot_be_made_is_a_typed_error_with_its_field(maker: Omni, method
         getattr(maker, method)(PROMPT, **{**usual, **options})
     assert [violation.field for violation in error.value.fields] == [field]
     if field == "diffusion.duration_s":
-        assert str(error.value).startswith("seconds: must be from 0 to 3600")
+        assert str(error.value).startswith("seconds: must be above 0, at most 3600")
 
 
 def test_a_film_can_be_shown_to_a_model() -> None:

@@ -25,7 +25,8 @@ from helpers.toy_pipeline import toy_pipeline
 from omnistage.cli import options, targets
 from omnistage.cli.stack.layout import DEFAULT_ADDRESS, Layout
 from omnistage.cli.targets import Need, must_run, running, target_for
-from omnistage.client import AsyncOmni, Omni, Options, UnavailableError, connection, request
+from omnistage.client import AsyncOmni, Omni, Options, UnavailableError, connection
+from omnistage.client import options as client_options
 from omnistage.client.connection import ROUTER_VARIABLE, SEARCH_OFF, Connection, Found, find_router
 from omnistage.client.errors import BadRequestError, DeadlineError, RequestError, UnknownModelError
 from omnistage.client.private_stack import StackPlan
@@ -71,7 +72,7 @@ def listening(answer: bytes | None) -> Iterator[str]:
 
 
 def test_what_commands_and_servers_say_without_importing_the_client_is_the_same() -> None:
-    assert (connection.LOCAL_ADDRESS, request.DEFAULT_TIMEOUT_S) == (DEFAULT_ADDRESS, options.DEFAULT_TIMEOUT_S)
+    assert (connection.LOCAL_ADDRESS, client_options.DEFAULT_TIMEOUT_S) == (DEFAULT_ADDRESS, options.DEFAULT_TIMEOUT_S)
 
 
 async def test_the_one_that_runs_is_found(serving: str) -> None:

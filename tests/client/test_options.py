@@ -13,18 +13,18 @@ import pytest
 
 from omnistage.client import AsyncOmni, BadRequestError, Omni, options, private_stack
 from omnistage.client import request as requests
+from omnistage.client.about import About, Keyword, Range, keywords
 from omnistage.client.files import ENCODINGS
-from omnistage.client.options import SETTINGS, About, Keyword, Range, keywords
-from omnistage.code2wav.resampling import RATES_HZ
+from omnistage.client.options import SETTINGS
 from omnistage.diffusion import stage as diffusion
 from omnistage.models.interface import Profile
 from omnistage.router.settings import RouterSettings
+from omnistage.stage.params import check_params
 from omnistage.stage.settings import StageSettings
 from omnistage.talker import stage as talker
 from omnistage.thinker import stage as thinker
 from omnistage.v1 import omni_pb2, stage_pb2
 from omnistage.wire.errors import StageError
-from tools.options import PAGE, fresh
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = {keyword.name: keyword for keyword in keywords(options.OPTIONS)}
@@ -55,85 +55,25 @@ NO_OPTIONS = {
 """Fields that are filled otherwise, or that this client does not have."""
 
 
-def comments() -> Mapping[str, str]:
-    """The protos' comment on each field, by `Message.field`."""
-    found: dict[str, str] = {}
-    for path in (ROOT / "protos" / "omnistage" / "v1").glob("*.proto"):
-        message, lines = "", list[str]()
-        for line in path.read_text(encoding="utf-8").splitlines():
-            if opened := re.match(r"message (\w+) \{", line):
-                message = opened[1]
-            elif said := re.match(r"\s+// (.*)", line):
-                lines.append(said[1])
-                continue
-            elif field := re.match(r"\s+(?:optional |repeated )?[\w.<>, ]+ (\w+) = \d+;", line):
-                found[f"{message}.{field[1]}"] = " ".join(lines)
-            lines = []
-    return found
-
-
-def told(range_: Range) -> str:
-    """A range as the protos write it."""
-    low, high = f"{range_.low:g}", "" if range_.high is None else f"{range_.high:.9g}"
-    if range_.is_above or range_.is_below:
-        return f"{'(' if range_.is_above else '['}{low}, {high}{')' if range_.is_below else ']'}"
-    return f"{low} to {high}"
-
-
-def test_the_tables_of_the_documents_are_fresh() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert page == fresh(page), "run python tools/options.py"
-
-
 def test_the_documents_have_each_option_and_setting_once_and_no_other() -> None:
     page = (ROOT / "docs" / "client.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", page, re.MULTILINE)
     assert sorted(rows) == sorted((one.name, one.type_text) for one in (*keywords(options.OPTIONS), *keywords(SETTINGS)))
 
 
-def test_each_option_is_in_one_group() -> None:
-    grouped = [name for names in MESSAGES.values() for name in names]
-    assert sorted([*grouped, "timeout_s", "max_retries"]) == sorted(options.OPTIONS)
-
-
 @pytest.mark.parametrize("descriptor", MESSAGES, ids=lambda one: one.name)
 def test_each_field_of_the_contract_is_an_option_and_each_option_a_field(descriptor: Any) -> None:
-    fields = {requests.PROTO_NAMES.get(name, name) for name in MESSAGES[descriptor]}
+    fields = {options.ABOUT[name].name or name for name in MESSAGES[descriptor]}
     assert fields | NO_OPTIONS[descriptor.name] == set(descriptor.fields_by_name)
     assert not fields & NO_OPTIONS[descriptor.name]
 
 
-def test_ranges_that_the_contract_tells_are_those_of_the_options() -> None:
-    said = comments()
-    compared = set()
-    for descriptor, names in MESSAGES.items():
-        for name in names:
-            comment = said[f"{descriptor.name}.{requests.PROTO_NAMES.get(name, name)}"]
-            about = OPTIONS[name].about
-            for found in re.findall(r"-?[\d.]+ to [\d.]+\b|[\[(]\d, \d[\])]|> 0|[Aa]t most \d+", comment):
-                compared.add(name)
-                match about.allowed:
-                    case Range(high=high) if found.lower().startswith("at most"):
-                        assert found.lower() == f"at most {high}", name
-                    case Range(low=0, is_above=True) if found == "> 0":
-                        pass
-                    case Range(low=1) if name in requests.NEVER_ZERO and found.startswith("0 to "):
-                        assert told(Range(0, about.allowed.high)) == found, f"{name}: 0 is the default on the wire"
-                    case Range():
-                        assert told(about.allowed) == found.rstrip("."), name
-                    case _:
-                        assert found.lower() in about.meaning, name
-            if isinstance(about.allowed, tuple) and name != "sample_rate_hz":
-                words = [word for word in about.allowed if name != "encoding"]
-                assert ", ".join(words) in comment, name
-    assert compared >= {"temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "max_tokens"}
-    assert compared >= {"stop", "top_logprobs", "speed", "results", "previews", "preview_side", "step_cache", "request_id"}
-
-
-def test_words_that_are_allowed_are_those_that_the_servers_allow() -> None:
+def test_words_of_the_contract_are_those_that_programs_know() -> None:
     assert OPTIONS["profile"].about.allowed == tuple(Profile)
-    assert OPTIONS["sample_rate_hz"].about.allowed == tuple(map(str, RATES_HZ))
     assert OPTIONS["encoding"].about.allowed == ENCODINGS
+
+
+def test_the_number_formats_of_the_settings_are_those_of_a_stage() -> None:
     assert keyword(SETTINGS, "dtype").about.allowed == get_args(StageSettings.model_fields["dtype"].annotation)
 
 
@@ -146,9 +86,13 @@ def parsed(name: str, value: float) -> object:
     given: Any = {name: value, **({"max_tokens": 32768} if name != "max_tokens" else {})}
     if name in options.DIFFUSION:
         del given["max_tokens"]
-        return diffusion.parse(requests.for_drawing("a kite", (), given).complete().diffusion, 1)
-    request = requests.for_prompt("a kite", (), (), (), given).complete()
-    return talker.parse(request.talker, 1) if name in options.TALKER else thinker.parse(request.thinker, 1)
+        request, kind = requests.for_drawing("a kite", (), given).complete(), "diffusion"
+    else:
+        request = requests.for_prompt("a kite", (), (), (), given).complete()
+        kind = "talker" if name in options.TALKER else "thinker"
+    params = getattr(request, kind)
+    check_params(stage_pb2.StageParams(**{kind: params}), kind)
+    return {"diffusion": diffusion, "talker": talker, "thinker": thinker}[kind].parse(params, 1)
 
 
 def ends() -> Iterator[tuple[str, float, bool]]:
@@ -174,7 +118,7 @@ def test_a_server_takes_what_is_allowed_and_refuses_what_is_not(name: str, value
     if is_allowed:
         parsed(name, value)
     else:
-        with pytest.raises((StageError, BadRequestError), match=f"{name}|{requests.PROTO_NAMES.get(name, name)}") as told:
+        with pytest.raises((StageError, BadRequestError), match=f"{name}|{options.ABOUT[name].name}") as told:
             parsed(name, value)
         for low, high in re.findall(r"from (-?[\d.]+) to (-?[\d.]+)", str(told.value)):
             assert (float(low), float(high)) == (RANGES[name].low, RANGES[name].high)
@@ -185,7 +129,7 @@ def test_the_client_checks_what_no_server_does() -> None:
         assert name in RANGES
         with pytest.raises(BadRequestError, match=name):
             requests.time_limit_s({name: value}) if name == "timeout_s" else parsed(name, value)  # type: ignore[misc]
-    assert OPTIONS["timeout_s"].about.default == f"{requests.DEFAULT_TIMEOUT_S:g}"
+    assert OPTIONS["timeout_s"].about.default == f"{options.DEFAULT_TIMEOUT_S:g}"
 
 
 def test_settings_are_those_of_the_servers() -> None:

@@ -69,7 +69,7 @@ def kill_owner(family: ProcessFamily, number: signal.Signals, pipeline: str, cod
 
 @lengths.long_form(
     "client/test_private_stack.py::test_it_is_started_once_for_all_threads_that_ask",
-    "client/test_request.py::test_settings_become_the_command_line_of_the_launcher",
+    "client/test_request.py::test_settings_become_the_order_of_the_launcher",
     "cli/test_serve.py::test_what_dies_is_started_again_at_its_address",
     "link/test_chain.py::test_a_replica_that_comes_back_in_time_is_waited_for",
 )
@@ -144,7 +144,7 @@ def test_an_owner_killed_in_the_middle_of_the_start_leaves_no_process(family: Pr
 def test_a_killed_launcher_takes_its_processes_along(family: ProcessFamily, alone: str) -> None:
     with Omni(pipeline=alone) as omni:
         stages = {replica.pid for replica in omni.replicas()}
-        launcher = next(pid for pid in family.pids() if pid not in stages and b"serve" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        launcher = next(pid for pid in family.pids() if pid not in stages and b"launch" in Path(f"/proc/{pid}/cmdline").read_bytes())
         os.kill(launcher, signal.SIGKILL)
         for pid in stages:
             assert wait_end(pid, 30)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,11 +16,11 @@ from omnistage.client import AsyncOmni, BadRequestError, DeadlineError, Omni, Un
 from omnistage.client import request as requests
 from omnistage.client.private_stack import StackPlan, StackSettings
 from omnistage.client.request import Options
-from omnistage.diffusion import stage
 from omnistage.gateway import films
 from omnistage.v1 import stage_pb2
 from omnistage.wire import limits
 from omnistage.wire.errors import StageError
+from omnistage.wire.fields import descriptor_of, rule_of
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
 
@@ -96,7 +97,8 @@ def test_numbers_of_numpy_are_numbers_in_a_drawing() -> None:
 
 def test_more_characters_than_a_router_takes_are_not_sent() -> None:
     most = limits.MAX_TEXT_CHARACTERS
-    assert (most, stage.MAX_PROMPT_CHARACTERS) == (requests.MAX_TEXT_CHARACTERS, films.MAX_PROMPT_CHARACTERS)
+    prompt = rule_of(descriptor_of(stage_pb2.DiffusionParams).fields_by_name["prompt"])
+    assert (most, prompt.max_characters) == (requests.MAX_TEXT_CHARACTERS, films.MAX_PROMPT_CHARACTERS)
     assert len(requests.for_verbatim("\N{SNOWMAN}" * most, Options()).complete().thinker.verbatim) == most
     half = {"role": "user", "content": "a" * (most // 2)}
     assert len(requests.for_conversation([half, half], Options()).complete().thinker.messages) == 2
@@ -115,18 +117,33 @@ def test_verbatim_text_must_not_be_empty() -> None:
         requests.for_verbatim(" \n", Options())
 
 
-def test_settings_become_the_command_line_of_the_launcher(tmp_path: Path) -> None:
+def test_settings_become_the_order_of_the_launcher(tmp_path: Path) -> None:
     settings: StackSettings = {"pipeline": "toy", "device": {"talker": "cuda:0"}, "replicas": {"talker": 2}, "max_sessions": 4}
     settings |= {"max_batch_size": {"thinker": 8}, "kv_cache_bytes": 65536, "enable_cache": False}
     settings |= {"gpu_memory_utilization": 0.5, "memory_share": {"thinker": 0.25}}
-    words = " ".join(StackPlan(settings, tmp_path, 2).command(5))
-    for part in (
-        *("--ready-fd 5 --lifeline-fd 5", "--client-share 1", f"--checkpoint {tmp_path}", "--device talker=cuda:0", "--replicas talker=2"),
-        *("--max-sessions 4", "--max-batch-size thinker=8 --kv-cache-bytes 65536 --enable-cache false --gpu-memory-utilization 0.5"),
-        *("--gpu-memory-utilization 0.5 --memory-share thinker=0.25", "--tensor-parallel-size 2"),
-    ):
-        assert part in words
-    assert words.endswith("-- toy")
+    assert json.loads(json.dumps(StackPlan(settings, tmp_path, 2).order)) == {
+        "pipelines": ["toy"],
+        "checkpoints": {"": str(tmp_path)},
+        "dtype": "auto",
+        "loras": [],
+        "devices": {"talker": "cuda:0"},
+        "replicas": {"talker": "2"},
+        "servers": {"max_sessions": 4, "settings": {"client_share": 1.0}},
+        "settings": {
+            "max_batch_size": {"thinker": "8"},
+            "kv_cache_bytes": {"": "65536"},
+            "enable_cache": {"": "false"},
+            "gpu_memory_utilization": {"": "0.5"},
+            "memory_share": {"thinker": "0.25"},
+            "tensor_parallel_size": {"": "2"},
+        },
+        "log_folder": None,
+        "verbose": False,
+        "is_private": True,
+    }
+    for empty in ({"device": ""}, {"device": {"talker": ""}}):
+        with pytest.raises(BadRequestError, match="device: is empty"):
+            StackPlan(cast(StackSettings, empty))
 
 
 GRPC_WORDS = ("Deadline Exceeded", "Stream removed", "DEADLINE_EXCEEDED")

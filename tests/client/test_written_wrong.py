@@ -14,7 +14,8 @@ import pytest
 
 from omnistage.client import AsyncOmni, BadRequestError, Omni, wording
 from omnistage.client import request as requests
-from omnistage.client.options import OF_CLIENT, OPTIONS, SETTINGS, About, Range, keywords
+from omnistage.client.about import About, Range, keywords
+from omnistage.client.options import OF_CLIENT, OPTIONS, SETTINGS
 from omnistage.client.private_stack import StackPlan, with_first
 from omnistage.client.wording import of_launcher
 
@@ -337,8 +338,8 @@ def test_a_client_that_cannot_be(kind: Any, given: tuple[object, ...], named: di
 
 
 def test_the_first_argument_of_a_client_is_what_it_starts(tmp_path: Path) -> None:
-    assert StackPlan(with_first("toy", {"threads": 1})).command(1)[-2:] == ["--", "toy"]
-    assert StackPlan(with_first(tmp_path, {})).command(1)[-2:] == ["--", str(tmp_path)]
+    assert StackPlan(with_first("toy", {"threads": 1})).order["pipelines"] == ("toy",)
+    assert StackPlan(with_first(tmp_path, {})).order["pipelines"] == (str(tmp_path),)
     assert StackPlan(with_first(["toy", "smol"], {})).pipelines == ("toy", "smol")
     assert with_first(None, {"threads": 1}) == {"threads": 1}
     limit_s: Any = np.float32(20)

@@ -130,7 +130,7 @@ class PipelinePair:
         else:
             said |= {"width": plan.width, "height": plan.height}
         said |= {"sigmas": np.array(plan.sigmas)} if plan.sigmas else {}
-        said |= dict(plan.options)
+        said |= dict(plan.own_options)
         with _last_latents(self.pipe) as latents, _smaller(self.name):
             images = self.pipe(**said).images
         return latents(), images[0] if isinstance(images[0], list) else images

@@ -109,7 +109,7 @@ class Wan:
             "guidance_scale": plan.guidance,
             **dict(zip(("image", "last_image"), self.sent[plan.sources], strict=False)),
             **({"guidance_scale_2": plan.guidance_2} if self.painter.limits.second_guidance else {}),
-            **dict(plan.options),
+            **dict(plan.own_options),
         }
         usual = pipe.scheduler
         name = "flow_shift" if "flow_shift" in usual.config else "shift"

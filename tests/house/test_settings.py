@@ -47,12 +47,13 @@ def test_the_command_line_reads_every_setting_by_stage(setting: str) -> None:
     assert result.exit_code == 2 and f"{flag(setting)} nowhere=1" in " ".join(result.output.split())
 
 
-def test_the_client_gives_every_setting_to_the_command_line() -> None:
+def test_the_client_gives_every_setting_to_the_launcher() -> None:
     assert set(SETTINGS) <= {*StackSettings.__annotations__, "tensor_parallel_size"}
     values = {"device": "cpu", "dtype": "auto", "enable_cache": True, "gpu_memory_utilization": 0.5, "memory_share": 0.5}
     settings = {name: values.get(name, 3) for name in set(SETTINGS) - {"tensor_parallel_size"}}
-    given = StackPlan(StackSettings(**settings)).command(1)  # type: ignore[typeddict-item]
-    assert {flag(setting) for setting in SETTINGS} <= set(given)
+    order = StackPlan(StackSettings(**settings)).order  # type: ignore[typeddict-item]
+    assert order["settings"].keys() == {*OPTIONAL}
+    assert (order["devices"], order["dtype"], order["servers"]["max_sessions"]) == ({"": "cpu"}, "auto", 3)
 
 
 def test_the_page_has_every_setting() -> None:

@@ -80,7 +80,7 @@ def test_it_holds_the_files_of_the_page(wheel: zipfile.ZipFile) -> None:
 
 def test_it_holds_the_contract_which_its_command_writes(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     contract = {path.relative_to(ROOT / "protos").as_posix(): path.read_bytes() for path in (ROOT / "protos").rglob("*.proto")}
-    assert len(contract) == 5
+    assert len(contract) == 6
     wheel.extractall(tmp_path / "installed")
     spec = spec_from_file_location("installed_protos", tmp_path / "installed" / "omnistage" / "cli" / "show" / "commands.py")
     assert spec is not None and spec.loader is not None

@@ -13,7 +13,7 @@ from omnistage.router.pipeline import PipelineFile, load_pipeline
 from omnistage.router.request import validate
 from omnistage.v1 import omni_pb2, stage_pb2
 from omnistage.wire.errors import StageError
-from omnistage.wire.limits import MAX_STOPS
+from omnistage.wire.limits import COUNTS
 
 FILE = {
     "name": "speaker",
@@ -74,7 +74,7 @@ def test_so_of_a_talker_too():
 
 def test_a_list_of_the_client_takes_the_place_of_the_pipelines():
     """As many stops as a request may have are not too many because the pipeline has one, too."""
-    stops = [f"stop {n}" for n in range(MAX_STOPS)]
+    stops = [f"stop {n}" for n in range(COUNTS["ThinkerParams.stop"])]
     assert list(thinker(stop=stops).stop) == stops
 
 

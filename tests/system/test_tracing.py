@@ -207,7 +207,7 @@ async def test_waiting_for_a_place_is_a_span(tmp_path: Path) -> None:
 )
 async def test_a_stack_of_the_command_gives_its_servers_the_collector_and_the_inline_limit(tmp_path: Path) -> None:
     with collector() as spans:
-        servers = ServerOptions(otlp=spans.url, inline_limit=0)
+        servers = ServerOptions(otlp=spans.url, settings={"inline_limit": 0})
         running = LaunchedStack(layout_of(Choice(["toy"], servers=servers)), log_folder=tmp_path)
         await running.start()
         try:

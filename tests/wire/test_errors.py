@@ -19,7 +19,6 @@ from helpers.run import messages
 from omnistage.client import call
 from omnistage.link.liveness import StreamLost
 from omnistage.v1 import chunk_pb2, error_pb2, omni_pb2, stage_pb2, tensor_pb2
-from omnistage.wire import limits
 from omnistage.wire.errors import DOMAIN, LOST_HERE, REASONS, StageError, bad_request, is_ok, protocol_error
 from omnistage.wire.limits import BYTES, COUNTS, FIELDS_AT_ONCE, MAX_FIELDS, TooLarge, decode
 
@@ -164,15 +163,16 @@ async def test_bytes_that_are_too_long_are_refused_by_name(path: wire.Path):
 
 async def test_parts_count_over_all_messages_of_a_request():
     """The parts also count if the singular field around them comes again and again: protobuf merges those."""
-    parts = wire.field(1, wire.field(2, b"") * (limits.MAX_MESSAGES // 2))
+    parts = wire.field(1, wire.field(2, b"") * (COUNTS["ThinkerParams.messages"] // 2))
     for data in (wire.field(4, parts * 9), wire.field(4, parts) * 9):
         with pytest.raises(TooLarge, match=r"thinker\.messages\.parts"):
             await decode(data, omni_pb2.GenerateRequest)
 
 
 async def test_a_request_of_many_fields_is_read_whole_and_one_of_too_many_is_not():
-    chunk = wire.field(2, wire.field(1, b"text") * (MAX_FIELDS // limits.MAX_HISTORY - 2))
-    for count in (FIELDS_AT_ONCE, limits.MAX_HISTORY):
+    history = COUNTS["Resume.history"]
+    chunk = wire.field(2, wire.field(1, b"text") * (MAX_FIELDS // history - 2))
+    for count in (FIELDS_AT_ONCE, history):
         data = wire.field(10, chunk * count)
         assert await decode(data, omni_pb2.GenerateRequest) == omni_pb2.GenerateRequest.FromString(data)
     with pytest.raises(TooLarge, match="fields in all"):

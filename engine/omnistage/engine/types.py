@@ -8,6 +8,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+SEEDS = 1 << 64
+"""Number of seeds: each is from 0 to SEEDS - 1."""
+
 Item = tuple[int, ...]
 """An element of a sequence: one token id, or the codes of one frame."""
 

@@ -14,7 +14,7 @@ from omnistage.client.events import AudioChunk, Done, Event, Failover, Progress
 from omnistage.client.files import channels_of
 from omnistage.gateway.accounts import Events
 from omnistage.gateway.answering import Pieces, as_event, stream_response
-from omnistage.gateway.body import Body, DrawnBody, Ignored, Seed, Voice, new_router
+from omnistage.gateway.body import Body, Ignored, Seed, Voice, body_with, bounds_of, drawing_body, new_router
 from omnistage.gateway.door import HttpCall, ThisCall
 from omnistage.gateway.failure import fields_of
 from omnistage.gateway.offer import SOUND, SPEAK
@@ -23,37 +23,32 @@ from omnistage.gateway.sound import MEDIA_TYPES, RATE_HZ, RAW, Encoder, check_fo
 
 FORMAT = "response_format"
 
-SPEECH_FIELDS = fields_of("input", {"encoding": FORMAT})
+SPEECH_FIELDS = fields_of("speech", "input")
 """The field of this interface, by the name that the client library and the stages use."""
 
-SOUND_FIELDS = fields_of("prompt", {})
+SOUND_FIELDS = fields_of("sounds", "prompt")
 """The same for sound of a prompt."""
 
 FIXED_RATE = (*RAW, "opus")
 """Formats that are made at `RATE_HZ`, whatever the model's rate is: nothing in raw samples says the rate, and Opus has few rates."""
 
-MAX_SECONDS = 3600
 
-
-class SpeechBody(Body):
+class SpeechBody(body_with(Body, "speed", "profile", "sample_rate_hz")):  # type: ignore[misc]  # A class that is made when this runs.
     input: str
     model: str | None = None
     voice: Voice | None = None
     response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = "mp3"
     stream_format: Literal["audio", "sse"] = "audio"
-    speed: Annotated[float, Field(ge=0.5, le=2)] | None = None
     instructions: Ignored = None
     seed: Seed | None = None
-    profile: Literal["latency", "balanced", "quality", "offline"] | None = None
     markdown: bool | None = None
-    sample_rate_hz: Literal[8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000] | None = None
 
 
-class SoundRequest(DrawnBody):
+class SoundRequest(drawing_body("sounds", "audio")):  # type: ignore[misc]  # A class that is made when this runs.
     prompt: Annotated[str, Field(min_length=1)]
     model: str | None = None
-    seconds: Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)] | None = None
-    begin_s: Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)] | None = None
+    seconds: Annotated[float, bounds_of("seconds")] | None = None
+    begin_s: Annotated[float, bounds_of("begin_s")] | None = None
     response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = "wav"
     stream_format: Literal["audio", "sse"] = "audio"
 

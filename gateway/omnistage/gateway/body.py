@@ -5,12 +5,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError, from_json
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -18,19 +28,20 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
-from omnistage.client.options import OPTIONS
+from omnistage.client.about import Range, max_count
+from omnistage.client.options import ABOUT, OPTIONS
 from omnistage.client.request import MAX_TEXT_CHARACTERS
 from omnistage.gateway.failure import ApiError, invalid, unsupported_error
 
-MAX_MESSAGES = 1024
+MAX_MESSAGES = max_count("ThinkerParams.messages")
 
 MAX_KEYS = 128
 """The most keys of an object whose fields are validated."""
 
-MAX_OPTIONS = 64
-"""The most options of one pipeline alone."""
+MAX_OPTIONS = max_count("DiffusionParams.options") // 2
+"""The most options of one pipeline alone; its defaults may be as many again."""
 
-MAX_SEED = (1 << 64) - 1
+MAX_SEED: int = get_args(OPTIONS["seed"])[1].allowed.high
 
 MIN_TOP_P = 1e-6
 """Sent in place of OpenAI's 0, which pipelines refuse: it means that only the likeliest token is taken."""
@@ -122,6 +133,23 @@ def value_of_json(value: object) -> object:
         raise PydanticCustomError("json", "give it as JSON") from None
 
 
+def bounds_of(name: str) -> Any:
+    """The bounds of an option as a validator of pydantic."""
+    allowed = ABOUT[name].allowed
+    if not isinstance(allowed, Range):
+        raise TypeError(f"{name} has no bounds")
+    ends: dict[str, Any] = {"gt" if allowed.is_above else "ge": allowed.low, "lt" if allowed.is_below else "le": allowed.high}
+    return Field(**ends, allow_inf_nan=None if get_args(OPTIONS[name])[0] is int else False)
+
+
+def _kind_of(name: str) -> Any:
+    """The type of an option for pydantic: its words, or its type within its bounds."""
+    kind, about = get_args(OPTIONS[name])
+    if isinstance(about.allowed, Range):
+        return Annotated[kind, bounds_of(name)]
+    return Literal[tuple(map(kind, about.allowed))] if about.allowed else kind
+
+
 Voice = Annotated[str, BeforeValidator(_voice_name, json_schema_input_type=str | dict[str, str])]
 Seed = Annotated[int, Field(ge=-(1 << 63), le=MAX_SEED), AfterValidator(seed_of)]
 Ignored = Annotated[Any, Field(description="Taken, and means nothing here."), BeforeValidator(_dropped)]
@@ -144,9 +172,9 @@ class ConversationBody(StrictBody):
 
     model: str
     stream: bool | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    temperature: Annotated[float, bounds_of("temperature")] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int, bounds_of("top_logprobs")] | None = None
     seed: Seed | None = None
 
     parallel_tool_calls: Ignored = None
@@ -170,13 +198,25 @@ class ConversationBody(StrictBody):
 
 
 class DrawnBody(Body):
-    """Options of pictures, films and sound of a prompt that have the same names in the client library."""
+    """Options of what is drawn that have a form of their own over HTTP."""
 
-    steps: int | None = None
     seed: Seed | None = None
-    negative_prompt: str | None = None
-    guidance_scale: float | None = None
     options: PipelineOptions | None = None
+
+
+def body_with(base: type[Body], *names: str) -> type[Body]:
+    """A body with these options of a call as fields of the same names, each with the bounds or the words that the contract has for it."""
+    fields: dict[str, Any] = {name: (_kind_of(name) | None, None) for name in names}
+    return create_model(f"{base.__name__}WithOptions", __base__=base, **fields)
+
+
+def drawing_body(endpoint: str, product: str) -> type[Body]:
+    """The base of a body for drawings of one kind: each option of them that is a number, a text or a truth value is a field, unless the
+    endpoint has another form of it. The client library and the stages check the values, and name both bounds. product: image, video or
+    audio."""
+    kinds = {name: get_args(OPTIONS[name])[0] for name, about in ABOUT.items() if product in about.makes and endpoint not in about.http}
+    fields: dict[str, Any] = {name: (kind | None, None) for name, kind in kinds.items() if kind in (int, float, str, bool)}
+    return create_model(f"{product.capitalize()}Fields", __base__=DrawnBody, **fields)
 
 
 B = TypeVar("B", bound=BaseModel)

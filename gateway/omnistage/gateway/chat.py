@@ -14,11 +14,23 @@ from pydantic import BeforeValidator, Field
 from starlette.responses import JSONResponse, Response
 
 from omnistage.client import __version__
+from omnistage.client.about import max_count
 from omnistage.client.answer import Answer, collect
 from omnistage.client.events import AudioChunk, Done, Failover, TextDelta, ThoughtDelta, Usage
 from omnistage.gateway.accounts import Events
 from omnistage.gateway.answering import DONE, Numbered, Pieces, as_event, merge_events, run_all, stream_response
-from omnistage.gateway.body import MAX_MESSAGES, ConversationBody, Ignored, Refused, StrictBody, TextSchema, ToolChoice, Voice, new_router
+from omnistage.gateway.body import (
+    MAX_MESSAGES,
+    ConversationBody,
+    Ignored,
+    Refused,
+    StrictBody,
+    TextSchema,
+    ToolChoice,
+    Voice,
+    bounds_of,
+    new_router,
+)
 from omnistage.gateway.door import HttpCall, ThisCall
 from omnistage.gateway.failure import fields_of, invalid
 from omnistage.gateway.kept import new_name
@@ -27,8 +39,8 @@ from omnistage.gateway.report import account_fields, chat_usage, failover_fields
 from omnistage.gateway.sound import RATE_HZ, Encoder, new_encoder
 
 MAX_CHOICES = 8
-MAX_STOPS = 16
-MAX_TEXTS = 1024
+MAX_STOPS = max_count("ThinkerParams.stop")
+MAX_TEXTS = max_count("Choices.texts")
 """The most texts that an answer can be chosen from."""
 
 
@@ -87,8 +99,8 @@ class ChatRequest(ConversationBody):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, bounds_of("presence_penalty")] | None = None
+    frequency_penalty: Annotated[float, bounds_of("frequency_penalty")] | None = None
     stop: Stops | None = None
     logprobs: bool | None = None
 
@@ -131,10 +143,6 @@ class ChatRequest(ConversationBody):
         return (self.audio and self.audio.format) or ("pcm16" if self.stream else "wav")
 
 
-OTHER_NAMES = {"outputs": "modalities", "voice": "audio.voice", "json_schema": "response_format", "sample_rate_hz": "audio.format"}
-"""The field of an option in the request, by the option's name, if the two names differ."""
-
-
 def options_of(body: ChatRequest, pipeline: str, voice: str | None, number: int) -> dict[str, Any]:
     """The options for the answer with this number, from 0. voice: the pipeline's name for it; None: the default. Raises ApiError."""
     options = body.text_options(number) | {
@@ -148,7 +156,7 @@ def options_of(body: ChatRequest, pipeline: str, voice: str | None, number: int)
     return options
 
 
-FIELDS = fields_of("messages", OTHER_NAMES)
+FIELDS = fields_of("chat", "messages")
 
 
 def names_of(body: ChatRequest) -> Mapping[str, str]:

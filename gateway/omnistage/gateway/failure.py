@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -28,7 +29,7 @@ from omnistage.client.errors import (
     UnavailableError,
     UnknownModelError,
 )
-from omnistage.client.options import CODE2WAV, CONSTRAINTS, DIFFUSION, MEDIA, SAMPLING, TALKER, THINKER, TOP
+from omnistage.client.options import ABOUT, MEDIA, STAGES
 from omnistage.client.wording import OPTION_OF, Wording, rename_field
 from omnistage.host.errors import fault_found
 
@@ -204,14 +205,15 @@ def path_of(keys: Sequence[object]) -> str:
 
 TEXT_NAMES = ("request", "text", "verbatim", "messages", "conversation")
 """The library's and the stages' names for the text of a request."""
-STAGES = ("thinker", "talker", "code2wav", "diffusion")
 
 
-def fields_of(text_field: str, others: Mapping[str, str]) -> dict[str, str]:
-    """The interface's name of each field that an error of the library may name, by the library's name. text_field: the interface's name of
-    the field with the text that is spoken, answered or drawn. others: the interface's name of each further field whose name differs."""
-    others = {**dict.fromkeys(TEXT_NAMES, text_field), "pipeline": "model", "outputs": "model", **others}
-    options = dict.fromkeys((*TOP, *MEDIA, *THINKER, *SAMPLING, *CONSTRAINTS, *TALKER, *CODE2WAV, *DIFFUSION, *others))
+def fields_of(endpoint: str, text_field: str, others: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+    """The interface's name of each field that an error of the library may name, by the library's name. endpoint: of the names that the
+    contract has for its fields (About.http). text_field: the interface's name of the field with the text that is spoken, answered or drawn.
+    others: the interface's name of each further field whose name differs."""
+    named = {name: about.http[endpoint] for name, about in ABOUT.items() if endpoint in about.http}
+    others = {**dict.fromkeys(TEXT_NAMES, text_field), "pipeline": "model", "outputs": "model", **named, **others}
+    options = dict.fromkeys((*(name for name, about in ABOUT.items() if about.name), *MEDIA, *others))
     fields = {name: others.get(name, name) for name in options}
     for field, name in OPTION_OF.items():  # Errors have the full name in the contract, or its last part.
         interface_name = others.get(field, others.get(name, name))

@@ -28,10 +28,7 @@ log = structlog.get_logger(__name__)
 
 PICTURE = "input_reference"
 
-FIELDS = fields_of(
-    "prompt",
-    {**dict.fromkeys(("image", "images", "diffusion.images"), PICTURE), "width": "size", "height": "size", "media_type": "format"},
-)
+FIELDS = fields_of("videos", "prompt", dict.fromkeys(("image", "images", "diffusion.images"), PICTURE))
 """The field of this interface, by the name that the client library and the stages use."""
 
 FILM_SHARE = 0.5

@@ -14,11 +14,12 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 from starlette.responses import FileResponse, Response
 
+from omnistage.client.about import Range
 from omnistage.client.errors import BadRequestError
 from omnistage.client.media import to_part
-from omnistage.client.options import OPTIONS, fault_of
+from omnistage.client.options import ABOUT, OPTIONS, fault_of
 from omnistage.gateway.answering import stream_response
-from omnistage.gateway.body import DrawnBody, Ignored, PipelineOptions, form_of, is_form, new_router, validate_body
+from omnistage.gateway.body import Ignored, PipelineOptions, bounds_of, drawing_body, form_of, is_form, new_router, validate_body
 from omnistage.gateway.door import HttpCall, ThisCall
 from omnistage.gateway.failure import ApiError, invalid, unsupported_error
 from omnistage.gateway.film_jobs import FIELDS, PICTURE, Jobs
@@ -28,9 +29,6 @@ from omnistage.gateway.offer import FILM
 from omnistage.gateway.pictures import FILE, FILE_HEADERS, SIZE, Media, PictureReference, fetch_pictures, sides_of, size_of, take_pictures
 
 MAX_PAGE_JOBS = 100
-
-NUMBERS = {"width", "height", "steps", "frames_per_second", "guidance_scale", "guidance_scale_2", "flow_shift"}
-"""Options whose ranges the client library checks."""
 
 RANGE = re.compile(r"(?P<first>[0-9]{0,18})-(?P<last>[0-9]{0,18})")
 """The first and the last byte of a range; either may be empty."""
@@ -49,12 +47,9 @@ CONTENT: dict[int | str, dict[str, Any]] = {200: {"content": {media_type: {} for
 FILM_HEADERS = {"Cache-Control": "private, no-store", **FILE_HEADERS}
 """Headers of a film's file, of which a browser keeps no copy."""
 
-MAX_SECONDS = 3600
-MAX_FRAMES = 1 << 16
-MAX_PROMPT_CHARACTERS = 32_000
+MAX_PROMPT_CHARACTERS = ABOUT["negative_prompt"].max_characters
 MAX_OPTIONS_CHARACTERS = 1 << 16
 """The most characters of all names and values of `options`, which are kept with the job."""
-MIN_RATE_HZ, MAX_RATE_HZ = 0.1, 120
 
 MEDIA_TYPES = {"webm": "video/webm", "mp4": "video/mp4", "mp4-h264": 'video/mp4; codecs="avc1"'}
 """The media type that stages know a format by."""
@@ -67,23 +62,21 @@ def _check_length(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-class FilmRequest(DrawnBody):
+class FilmRequest(drawing_body("videos", "video")):  # type: ignore[misc]  # A class that is made when this runs.
     """Fields that both forms of the body have."""
 
     prompt: Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
     negative_prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARACTERS)] | None = None
     options: Annotated[PipelineOptions, AfterValidator(_check_length)] | None = None
     model: str | None = None
-    seconds: Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)] | None = None
+    seconds: Annotated[float, bounds_of("seconds")] | None = None
     size: Annotated[str, AfterValidator(size_of), Field(json_schema_extra={"pattern": SIZE})] | None = None
 
     user: Ignored = None
     safety_identifier: Ignored = None
 
-    frames: Annotated[int, Field(ge=1, le=MAX_FRAMES)] | None = None
-    frames_per_second: Annotated[float, Field(ge=MIN_RATE_HZ, le=MAX_RATE_HZ, allow_inf_nan=False)] | None = None
-    guidance_scale_2: float | None = None
-    flow_shift: float | None = None
+    frames: Annotated[int, bounds_of("frames")] | None = None
+    frames_per_second: Annotated[float, bounds_of("frames_per_second")] | None = None
     format: Literal["webm", "mp4", "mp4-h264"] | None = None
 
 
@@ -146,8 +139,8 @@ async def _create_job(call: HttpCall, body: FilmRequest, media: Media) -> dict[s
 
 def _check(options: Mapping[str, Any]) -> None:
     """Raises BadRequestError for options that no model takes, so that the client learns it now and not when the job begins."""
-    for name in options.keys() & NUMBERS:
-        if fault := fault_of(OPTIONS[name], options[name]):
+    for name in options.keys() & ABOUT.keys():
+        if isinstance(ABOUT[name].allowed, Range) and options[name] is not None and (fault := fault_of(OPTIONS[name], options[name])):
             raise BadRequestError.of(name, fault)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from omnistage.client.about import max_count
 from omnistage.client.conversation import FILM_URL, use_audio_of
 from omnistage.client.errors import BadRequestError
 from omnistage.client.media import Video, to_medium
@@ -16,7 +17,7 @@ URLS = {"image_url": "image", "audio_url": "audio", "video_url": "video"}
 PARTS = ("text", *URLS, "input_audio", "refusal")
 """The kinds of parts that clients may send. The library has more kinds, which name files; they are only for users of this machine."""
 
-MAX_PARTS = 4096
+MAX_PARTS = max_count("Message.parts")
 """The most parts of all messages together: no router takes more."""
 
 KEYS = ("role", "content", "name", "refusal", "annotations", "audio", "function_call", "tool_calls", "reasoning_content")

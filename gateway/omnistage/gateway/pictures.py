@@ -10,18 +10,20 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from fastapi import Request
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 from starlette.responses import JSONResponse, Response
 
+from omnistage.client.about import max_count
 from omnistage.client.answer import Answer, collect
 from omnistage.client.events import Done, Failover, Picture, Progress, Usage
+from omnistage.client.options import OPTIONS
 from omnistage.gateway.accounts import Events
 from omnistage.gateway.answering import Pieces, as_event, stream_response
-from omnistage.gateway.body import Body, DrawnBody, Ignored, form_of, is_form, new_router, validate_body, value_of_json
+from omnistage.gateway.body import Body, Ignored, drawing_body, form_of, is_form, new_router, validate_body, value_of_json
 from omnistage.gateway.door import HttpCall, ThisCall
 from omnistage.gateway.failure import ApiError, fields_of, invalid
 from omnistage.gateway.fetching import Fetch
@@ -29,11 +31,11 @@ from omnistage.gateway.kept import FILES_BYTES, KEPT_S, StoredPicture
 from omnistage.gateway.offer import DRAW
 from omnistage.gateway.report import account_fields, failover_fields, picture_usage
 
-MAX_PICTURES = 8
+MAX_PICTURES: int = get_args(OPTIONS["results"])[1].allowed.high
 """The most pictures of one answer, layers not counted."""
-MAX_INPUT_PICTURES = 16
+MAX_INPUT_PICTURES = max_count("DiffusionParams.images")
 """The most pictures to draw from."""
-MAX_SIGMAS = 1000
+MAX_SIGMAS = max_count("DiffusionParams.sigmas")
 
 
 SIZE = "^(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})$"
@@ -66,7 +68,7 @@ class PictureReference(Body):
 Sigmas = Annotated[list[float], BeforeValidator(value_of_json), Field(min_length=1, max_length=MAX_SIGMAS)]
 
 
-class PictureRequest(DrawnBody):
+class PictureRequest(drawing_body("images", "image")):  # type: ignore[misc]  # A class that is made when this runs.
     """Fields that both bodies have."""
 
     prompt: Annotated[str, Field(min_length=1)]
@@ -88,9 +90,7 @@ class PictureRequest(DrawnBody):
     style: Ignored = None
     user: Ignored = None
 
-    layers: int | None = None
     sigmas: Sigmas | None = None
-    strength: float | None = None
     control_image: PictureReference | None = None
     include_events: bool | None = None
 
@@ -165,12 +165,7 @@ async def fetch_pictures(media: Media, fetch: Fetch) -> Media:
     return fetched_media
 
 
-FIELDS = fields_of(
-    "prompt",
-    dict.fromkeys(("width", "height"), "size")
-    | dict.fromkeys(("preview_side", "previews"), "partial_images")
-    | {"results": "n", "media_type": "output_format", "mask_image": "mask"},
-)
+FIELDS = fields_of("images", "prompt")
 """The field of this interface, by the name that the client library and the stages use."""
 
 PICTURE: dict[int | str, dict[str, Any]] = {200: {"content": {f"image/{form}": {} for form in ("png", "jpeg", "webp")}}}

@@ -22,7 +22,7 @@ from omnistage.gateway.kept import new_name
 from omnistage.gateway.messages import Turn, check_keys, with_fetched
 from omnistage.gateway.report import logprobs_of, response_usage
 
-FIELDS = fields_of("input", {"max_tokens": "max_output_tokens", "json_schema": "text.format", "thinker.constraint": "text.format"})
+FIELDS = fields_of("responses", "input", {"thinker.constraint": "text.format"})
 """The field of this interface, by the name that the client library and the stages use."""
 
 

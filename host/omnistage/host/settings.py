@@ -44,9 +44,10 @@ def _check_collector(url: str) -> str:
     return url
 
 
-def setting(default: object, metavar: str, description: str, **rules: Any) -> Any:
-    """A field of settings. metavar: stands for its value in --help. rules: as of pydantic's Field."""
-    return Field(default, description=description, json_schema_extra={"metavar": metavar}, **rules)
+def setting(default: object, metavar: str, description: str, *, is_of_stack: bool = False, **rules: Any) -> Any:
+    """A field of settings. metavar: stands for its value in --help. is_of_stack: `omnistage serve` has an option for it, made by
+    `python -m tools.options`. rules: as of pydantic's Field."""
+    return Field(default, description=description, json_schema_extra={"metavar": metavar, "is_of_stack": is_of_stack}, **rules)
 
 
 class ServerSettings(BaseSettings):

@@ -25,6 +25,7 @@ from omnistage.engine.types import Activity as Activity
 from omnistage.engine.types import FinishReason as FinishReason
 from omnistage.engine.types import Sampling as Sampling
 from omnistage.models.conversation import Media, TextConstraint, Turn
+from omnistage.models.drawing_options import DrawingOptions
 from omnistage.models.ports import Array as Array
 from omnistage.models.ports import BadRequest as BadRequest
 from omnistage.models.ports import Batches as Batches
@@ -220,46 +221,21 @@ class Code2WavModel(Model, Protocol[P]):
 # Diffusion -------------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class DrawRequest:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawRequest(DrawingOptions):
     """A request to a Diffusion model: for `results` pictures, each of `layers` layers if that is not 0; for a film of `frames` frames; or
     for `seconds` of sound.
 
-    images: images to edit or start from. width, height (in pixels), steps: 0: the model's default. guidance_scale: how far from the
-    negative_prompt towards the prompt; None: the default. guidance_scale_2: the same in the steps of a second transformer; None: as
-    guidance_scale. frames_per_second, flow_shift, begin_s: see stage.proto; 0: the default. previews: number of previews before the result.
-    preview_side: the longer side of a preview in pixels; 0: the model's default. step_cache, sigmas, strength, mask_image, control_image,
-    options: see stage.proto; 0, None or empty: the default. media_type: type of the result; empty: the default. client: as in TextRequest.
+    images: images to edit or start from. client: as in TextRequest.
 
     To go on with a drawing that an equal request began: history: all rows of the port of codes so far, [rows, width], for a model with such
     a port; None: there are none."""
 
     seed: int
     prompt: str
-    negative_prompt: str = ""
     images: tuple[Media, ...] = ()
-    width: int = 0
-    height: int = 0
-    frames: int = 0
-    seconds: float = 0.0
-    layers: int = 0
-    steps: int = 0
-    guidance_scale: float | None = None
-    guidance_scale_2: float | None = None
-    frames_per_second: float = 0.0
-    flow_shift: float = 0.0
-    begin_s: float = 0.0
     results: int = 1
-    previews: int = 0
-    preview_side: int = 0
-    step_cache: float = 0.0
-    sigmas: tuple[float, ...] = ()
-    strength: float | None = None
-    mask_image: Media | None = None
-    control_image: Media | None = None
-    options: Mapping[str, str] = field(default_factory=dict)
     history: NDArray[np.uint32] | None = None
-    media_type: str = ""
     client: str = ""
 
 

@@ -275,7 +275,8 @@ class ValidRequest:
 async def parse(data: bytes, turn: Callable[[], AbstractAsyncContextManager[None]]) -> omni_pb2.GenerateRequest:
     """The request in these bytes. turn: makes a context manager that is entered while a large request is decoded.
 
-    Raises BAD_REQUEST for bytes that are no request, or that hold more of something than limits.py allows; raises the errors of `turn`."""
+    Raises BAD_REQUEST for bytes that are no request, or that hold more of something than the contract allows; raises the errors of
+    `turn`."""
     try:
         return await decode(data, omni_pb2.GenerateRequest, turn)
     except TooLarge as error:

@@ -9,7 +9,7 @@ from pydantic_settings import NoDecode
 
 from omnistage.host.addresses import check_replica_address
 from omnistage.host.places import HOST_SHARE
-from omnistage.host.settings import ServerSettings
+from omnistage.host.settings import ServerSettings, setting
 
 
 class RouterSettings(ServerSettings):
@@ -27,15 +27,14 @@ class RouterSettings(ServerSettings):
         json_schema_extra={"metavar": "KIND=HOST:PORT,..."},
     )
     max_sessions: int = Field(0, ge=0, le=4096, description="answers at once; 0: as many as the replicas of the scarcest stage take")
-    client_share: float = Field(
+    stall_limit: float = setting(10.0, "SECONDS", "seconds that a client may leave its answer unread", is_of_stack=True, gt=0)
+    client_share: float = setting(
         HOST_SHARE,
+        "PART",
+        "greatest part of the places that one host may hold; also one client of a host, told by its x-api-key",
+        is_of_stack=True,
         gt=0,
         le=1,
-        description="greatest part of the places that one host may hold; also one client of a host, told by its x-api-key",
-        json_schema_extra={"metavar": "PART"},
-    )
-    stall_limit: float = Field(
-        10.0, gt=0, description="seconds that a client may leave its answer unread", json_schema_extra={"metavar": "SECONDS"}
     )
     start_fd: int = Field(
         -1, description="do not look for the stages before the other end of this pipe closes", json_schema_extra={"metavar": "FD"}

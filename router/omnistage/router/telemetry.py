@@ -137,11 +137,7 @@ class Tally:
 
 BUG = {"reason": "INTERNAL"}
 
-_FINISH = {
-    chunk_pb2.FINISH_REASON_STOP: "stop",
-    chunk_pb2.FINISH_REASON_LENGTH: "length",
-    chunk_pb2.FINISH_REASON_INTERRUPTED: "interrupted",
-}
+_FINISH = {number: name.removeprefix("FINISH_REASON_").lower() for name, number in chunk_pb2.FinishReason.items() if number}
 
 _STANDARD = {"tokens": "gen_ai.usage.output_tokens", "prompt_tokens": "gen_ai.usage.input_tokens"}
 """Figures for which OpenTelemetry's conventions have a name; every other attribute of a span is `omnistage.*`."""

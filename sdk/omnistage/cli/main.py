@@ -13,7 +13,7 @@ from omnistage.cli.make.ask import ask, chat, say
 from omnistage.cli.make.draw import draw, film, sound
 from omnistage.cli.options import Attaching, Command, CommandGroup, examples, show_version
 from omnistage.cli.show.commands import fetch_default, list_models, make_tiny, pipelines, protos, pull, status, voices
-from omnistage.cli.stack.launch import VARIABLE_PREFIX, Configured, serve, stop
+from omnistage.cli.stack.launch import VARIABLE_PREFIX, Configured, launch, serve, stop
 
 app = typer.Typer(
     cls=CommandGroup,
@@ -88,6 +88,7 @@ _add(
 _add(stop, "omnistage stop", "omnistage stop 50050 --now", "omnistage stop --all")
 _add(pipelines, "omnistage pipelines", "omnistage pipelines --address host:50050 --json")
 app.command("models", cls=Command, hidden=True)(pipelines)
+app.command("launch", cls=Command, hidden=True)(launch)
 _add(status, "omnistage status", "watch omnistage status --address host:50050")
 _add(voices, "omnistage voices", "omnistage voices --address host:50050 --json")
 _add(list_models, "omnistage list", "omnistage list --json", name="list")

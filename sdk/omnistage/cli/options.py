@@ -4,18 +4,22 @@ Every command imports this module at its start, so it imports no more than Typer
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from textwrap import wrap
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args
 
 import typer
 from typer._click.formatting import HelpFormatter
 from typer.core import TyperArgument, TyperCommand, TyperGroup
+
+from omnistage.cli.make.typed_fields import FIELDS
 
 if TYPE_CHECKING:
     from omnistage.client.media import Medium
@@ -56,16 +60,6 @@ Background = Annotated[
         help="Colour under what is transparent in what is shown; default: white, and none for layers.",
     ),
 ]
-Seed = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        max=2**64 - 1,
-        metavar="N",
-        help="The same seed gives the same answer. Without --temperature, of ask, text is not drawn and every seed gives the same.",
-    ),
-]
-DrawingSeed = Annotated[int | None, typer.Option("--seed", min=0, max=2**64 - 1, metavar="N", help="The same seed gives the same picture.")]
 PipelineName = Annotated[
     str,
     typer.Option(
@@ -82,6 +76,52 @@ MaxRetries = Annotated[
     ),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the servers' output and tracebacks.")]
+
+
+MAX_SEED: int = get_args(FIELDS["seed"])[1].max
+
+CALL: Mapping[str, Any] = {
+    "address": Address,
+    "api_key": ApiKey,
+    "pipeline": PipelineName,
+    "json": Json,
+    "timeout_s": Timeout,
+    "max_retries": MaxRetries,
+    "verbose": Verbose,
+}
+"""The options of each call, by the name of the parameter."""
+
+F = TypeVar("F", bound=Callable[..., None])
+
+
+def with_fields(*names: str) -> Callable[[F], F]:
+    """A decorator that gives a command an option for each of these fields of the contract; see `with_options`."""
+    return with_options({name: FIELDS[name] for name in names}, "address")
+
+
+def with_call(timeout_s: float = DEFAULT_TIMEOUT_S) -> Callable[[F], F]:
+    """A decorator that gives a command the options of each call, as the last ones of its help; see `with_options`."""
+    defaults = {"pipeline": "", "json": False, "timeout_s": timeout_s, "verbose": False}
+    return with_options(CALL, defaults=defaults)
+
+
+def with_options(
+    annotations: Mapping[str, Any], before: str = "", defaults: Mapping[str, object] = MappingProxyType({})
+) -> Callable[[F], F]:
+    """A decorator that gives a command further options. The command gets their values as the keywords of its parameter with two stars.
+    annotations: of Typer, by name. before: the parameter before which they are in the help; empty: they are the last. defaults: by name;
+    None for an option that is not there."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    options = [inspect.Parameter(name, kind, default=defaults.get(name), annotation=each) for name, each in annotations.items()]
+
+    def extended(command: F) -> F:
+        signature = inspect.signature(command, eval_str=True)
+        parameters = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        place = next((number for number, each in enumerate(parameters) if each.name == before), len(parameters))
+        command.__signature__ = signature.replace(parameters=[*parameters[:place], *options, *parameters[place:]])  # type: ignore[attr-defined]
+        return command
+
+    return extended
 
 
 WIDEST, NARROWEST = 78, 20

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from omnistage.client.errors import BadRequestError, OmniError
+from omnistage.client.options import ABOUT
 from omnistage.client.wording import Wording
 
-_PLAIN_NAMES = """pipeline seed background max_tokens stop json_schema regex choice temperature top_p voice speed max_frames profile
-    encoding width height steps previews preview_side step_cache sigmas strength layers frames seconds flow_shift address api_key"""
-"""Options of the client that are typed by the same name, with hyphens."""
-
 TYPED_NAMES = {
-    **{name: f"--{name.replace('_', '-')}" for name in _PLAIN_NAMES.split()},
+    **{name: about.typed for name, about in ABOUT.items() if about.typed},
+    **{name: f"--{name.replace('_', '-')}" for name in ("background", "address", "api_key")},
     **dict.fromkeys(("messages", "conversation", "request"), "the question"),
     **dict.fromkeys(("image", "images"), "--image"),
     "audios": "--audio",
@@ -18,20 +16,9 @@ TYPED_NAMES = {
     "use_audio": "--video-sound",
     "timeout_s": "--timeout",
     "thinker.constraint": "--json-schema, --regex or --choice",
-    "sample_rate_hz": "--sample-rate",
     "prompt": "PROMPT",
     "text": "TEXT",
     "verbatim": "TEXT",
-    "negative_prompt": "--negative",
-    "guidance_scale": "--guidance",
-    "guidance_scale_2": "--guidance-2",
-    "results": "--count",
-    "mask_image": "--mask",
-    "control_image": "--control",
-    "options": "--option",
-    "frames_per_second": "--fps",
-    "begin_s": "--begin",
-    "media_type": "--out",
     "model_path": "--checkpoint",
 }
 """By the option or field of the Python client: the words that a user of a shell types."""

@@ -11,6 +11,7 @@ with Omni() as omni:                       # or Omni(address="host:50050")
 from typing import TYPE_CHECKING
 
 from omnistage.client import grpc_import as grpc_import  # the first import: before anything that imports gRPC
+from omnistage.client.about import ImageLike
 from omnistage.client.answer import Answer, Audio, SoundFile
 from omnistage.client.async_omni import AsyncOmni
 from omnistage.client.connection import Pipeline, Replica
@@ -63,7 +64,7 @@ from omnistage.client.files import Film, SoundEncoder
 from omnistage.client.loudspeaker import Loudspeaker, find_loudspeaker
 from omnistage.client.media import AudioLike, MediaLike, Video, VideoLike
 from omnistage.client.omni import Omni
-from omnistage.client.options import ImageLike, Options, StackSettings
+from omnistage.client.options import Options, StackSettings
 from omnistage.client.player import Heard, Player
 from omnistage.client.request import Conversation
 from omnistage.client.routers import UnencryptedKeyWarning

@@ -12,6 +12,7 @@ from typing import Any, Self, Unpack, overload
 
 from omnistage.client import request as requests
 from omnistage.client import threads
+from omnistage.client.about import takes
 from omnistage.client.answer import Answer, collect
 from omnistage.client.call import Call, Together, checked_texts
 from omnistage.client.connection import CONNECT_TIMEOUT_S, Connection, Found, Pipeline, Replica
@@ -19,9 +20,8 @@ from omnistage.client.errors import ClosedError, OmniError, RequestError
 from omnistage.client.events import Event
 from omnistage.client.limits import MAX_RETRIES, Limit, Retries, checked_retries
 from omnistage.client.media import Audios, Images, Videos, is_none
-from omnistage.client.options import DRAWING, SETTINGS, SPEECH, Options, StackSettings, takes
+from omnistage.client.options import DEFAULT_TIMEOUT_S, DRAWING, SETTINGS, SPEECH, Options, StackSettings
 from omnistage.client.private_stack import StackPlan, with_first
-from omnistage.client.request import DEFAULT_TIMEOUT_S as DEFAULT_TIMEOUT_S
 from omnistage.client.request import Conversation
 from omnistage.client.routers import ApiKey, Router, key_of
 from omnistage.client.threads import run_on_thread

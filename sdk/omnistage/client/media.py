@@ -21,13 +21,13 @@ from urllib.parse import unquote, unquote_to_bytes
 import numpy as np
 from numpy.typing import NDArray
 
+from omnistage.client.about import Encoded as Encoded
+from omnistage.client.about import ImageLike as ImageLike
+from omnistage.client.about import PillowImage as PillowImage
+from omnistage.client.about import Readable as Readable
 from omnistage.client.answer import Audio
 from omnistage.client.errors import BadRequestError
 from omnistage.client.files import Film, wav_bytes
-from omnistage.client.options import Encoded as Encoded
-from omnistage.client.options import ImageLike as ImageLike
-from omnistage.client.options import PillowImage as PillowImage
-from omnistage.client.options import Readable as Readable
 from omnistage.client.routers import MAX_MESSAGE_BYTES
 from omnistage.client.upload import MIN_BYTES, Upload
 from omnistage.v1 import stage_pb2

@@ -1,9 +1,9 @@
 """A private stack: router and stages as processes of this machine, started for one client and ended with it.
 
-The launcher, `omnistage serve`, starts and watches the processes. On its socket it reports the router's address, and later the result for
-each pipeline that the client asks for there. When the socket ends, it ends everything that it started: in `stop` and `disconnect`, at the
-exit of this process, and when this process is killed. A forked child of this process does not hold the socket open, and nothing that the
-child does ends the launcher."""
+The launcher, `omnistage launch DESCRIPTOR`, gets its order as JSON over a socket, and starts and watches the processes. There it
+reports the router's address, and later the result for each pipeline that the client asks for. When the socket ends, it ends everything
+that it started: in `stop` and `disconnect`, at the exit of this process, and when this process is killed. A forked child of this process
+does not hold the socket open, and nothing that the child does ends the launcher."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from omnistage.client.errors import BadRequestError, ClosedError, ForkedError, StackError
-from omnistage.client.options import OF_CLIENT, OPTIONS, SETTINGS, fault_of_stages
+from omnistage.client.options import OF_CLIENT, OPTIONS, SETTINGS, fault_of_stages, plain
 from omnistage.client.options import StackSettings as StackSettings
+from omnistage.client.stage_settings import StageOptions
 from omnistage.client.threads import run_on_thread
 from omnistage.client.wording import logger, of_launcher, unknown_settings
 from omnistage.host.child import ConnectedChild, describe_end
@@ -35,6 +36,11 @@ from omnistage.host.child import ConnectedChild, describe_end
 log = logger(__name__)
 
 START_TIMEOUT_S = 900.0
+
+OF_STAGES = frozenset({"device", "replicas", "tensor_parallel_size", *StageOptions.__annotations__})
+"""Settings with a value for each stage."""
+OF_SERVERS = ("inline_limit",)
+"""Settings that the servers of a stack share."""
 
 READING_THREAD = "omnistage-launcher"
 
@@ -91,21 +97,33 @@ class StackPlan:
             return pipeline or "the default pipeline"
         return f"{os.fspath(self.model_path)}{' as ' if pipeline else ''}{pipeline}"
 
-    def command(self, fd: int) -> list[str]:
-        """The command line of the launcher. fd: the descriptor on which it reports, and from which it reads requests; it ends when nothing
-        more can come there."""
-        settings = self.settings
-        words = [sys.executable, "-m", "omnistage.cli", "serve", "--address", "127.0.0.1:0"]
-        words += ["--ready-fd", str(fd), "--lifeline-fd", str(fd), "--client-share", "1"]
-        if self.model_path is not None:
-            words += ["--checkpoint", os.fspath(self.model_path)]
-        for name, value in settings.items():
-            if name not in ("pipeline", "start_timeout_s"):
-                words += _option(name, value)
-        words += _option("tensor_parallel_size", self.tensor_parallel_size)
-        if "pipeline" in settings:
-            words += ["--", *self.pipelines]
-        return words
+    @property
+    def order(self) -> dict[str, Any]:
+        """The stack to start, as the launcher takes it: the fields of its Choice."""
+        settings = {**self.settings, "tensor_parallel_size": self.tensor_parallel_size}
+        by_stage = {name: _by_stage(value) for name, value in settings.items() if name in OF_STAGES}
+        lora = settings.get("lora", ())
+        return {
+            "pipelines": self.pipelines,
+            "checkpoints": {} if self.model_path is None else {"": os.fspath(self.model_path)},
+            "devices": by_stage.pop("device", {}),
+            "replicas": by_stage.pop("replicas", {}),
+            "dtype": settings.get("dtype", "auto"),
+            "settings": by_stage,
+            "servers": {
+                "max_sessions": plain(settings.get("max_sessions", 0)),
+                "settings": {name: plain(settings[name]) for name in OF_SERVERS if name in settings} | {"client_share": 1.0},
+            },
+            "loras": [lora] if isinstance(lora, str) else list(cast(Sequence[str], lora)),
+            "log_folder": None,
+            "verbose": False,
+            "is_private": True,
+        }
+
+
+def launcher_command(fd: int) -> list[str]:
+    """The command line of the launcher. fd: its end of a socket, on which it gets the order and reports."""
+    return [sys.executable, "-m", "omnistage.cli", "launch", str(fd)]
 
 
 def with_first(first: object, settings: StackSettings) -> StackSettings:
@@ -130,17 +148,10 @@ def _may_be_name(model_path: str | PathLike[str]) -> bool:
     return isinstance(model_path, str) and re.fullmatch(r"[^/.~][^/]*/[^/@]+(@.+)?", model_path) is not None
 
 
-def _option(name: str, value: object) -> list[str]:
-    """A setting as words of the launcher's command line."""
-    if isinstance(value, Mapping):
-        texts = [f"{stage}={_text(one)}" for stage, one in value.items()]
-    else:
-        texts = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [_text(value)]
-    return [word for text in texts for word in (f"--{name.replace('_', '-')}", text)]
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _by_stage(value: object) -> dict[str, str]:
+    """The texts of a setting by stage; "" stands for all stages."""
+    values = value if isinstance(value, Mapping) else {"": value}
+    return {stage: str(each).lower() if isinstance(each, bool) else str(each) for stage, each in values.items()}
 
 
 Report = dict[str, str]
@@ -190,7 +201,7 @@ class PrivateStack:
         if any(importlib.util.find_spec(name) is None for name in LAUNCHER_NEEDS):
             hint = "Or give the address of a router that runs: {address=HOST:PORT}."
             raise StackError(f"only the client is installed here; a stack of one's own needs more: {install(*ALL_EXTRAS)}", hint=hint)
-        launcher = self._launcher = Launcher(self._plan.command)
+        launcher = self._launcher = Launcher(self._plan.order)
         # Garbage is collected on any thread, so this does not wait; the launcher then ends by itself.
         weakref.finalize(self, launcher.disconnect).atexit = False
         if self._is_given_up:
@@ -281,15 +292,14 @@ KILL_TIMEOUT_S = 5.0
 
 
 class Launcher:
-    """A running `omnistage serve`, and the thread that reads its reports and waits for its end, also when no other object refers to it.
+    """A running `omnistage launch`, and the thread that reads its reports and waits for its end, also when no other object refers to it.
 
     first_report: the future of the first report; it gets {} if the launcher ends without one."""
 
     _launchers: ClassVar[set[Launcher]] = set()
 
-    def __init__(self, command: Callable[[int], Sequence[str]]) -> None:
-        """command: makes the command line from the descriptor of the launcher's socket. Raises OSError, and RuntimeError if there can be no
-        further thread."""
+    def __init__(self, order: Mapping[str, Any]) -> None:
+        """order: what to start, see StackPlan.order. Raises OSError, and RuntimeError if there can be no further thread."""
         self.first_report = _new_future()
         self.code: int | None = None
         """The exit code; None: the process runs."""
@@ -297,7 +307,8 @@ class Launcher:
         """The reports that are still to come, by pipeline. One that has come is removed: a pipeline that is lost later can be asked for
         again."""
         self._lock = threading.Lock()  # for `_reports`
-        self._process = ConnectedChild(command)
+        self._order = order
+        self._process = ConnectedChild(launcher_command)
         self._reading = threading.Thread(target=self._read, name=READING_THREAD, daemon=True)
         self._launchers.add(self)
         with ExitStack() as undo:
@@ -309,6 +320,7 @@ class Launcher:
     def _read(self) -> None:
         """Give the reports to the callers that wait for them, until the launcher has ended."""
         try:
+            self._send(self._order)  # Here, where nobody waits: a launcher that hangs does not take it.
             for line in self._process.lines():
                 report: Report = json.loads(line)
                 with self._lock:
@@ -330,11 +342,15 @@ class Launcher:
             if (future := self._reports.get(pipeline)) is not None:
                 return future
             future = self._reports[pipeline] = _new_future()
+        self._send({"start": pipeline})
+        return future
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        """Write a line to the launcher; if it has ended, all callers that wait hear it."""
         try:
-            self._process.channel.sendall(json.dumps({"start": pipeline}).encode() + b"\n")
+            self._process.channel.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
             self._give_up_reports()
-        return future
 
     def _give_up_reports(self) -> None:
         """Report to all callers that the launcher has ended."""

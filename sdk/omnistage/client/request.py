@@ -1,4 +1,4 @@
-"""Makes `omnistage.v1.GenerateRequest` of Python arguments. Only this module knows the proto's names of options."""
+"""Makes `omnistage.v1.GenerateRequest` of Python arguments."""
 
 from __future__ import annotations
 
@@ -7,26 +7,24 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import partial, reduce
 from types import MappingProxyType
 from typing import Any, TypeVar, get_args
 
+from omnistage.client.about import type_text
 from omnistage.client.conversation import Conversation as Conversation
 from omnistage.client.conversation import Part, ReadMedium, checked_text, listed_media, turn_of
 from omnistage.client.errors import BadRequestError, RequestError
 from omnistage.client.limits import Limit, checked_retries
 from omnistage.client.media import Audios, Images, Medium, Videos, is_one, to_medium, to_part
 from omnistage.client.options import (
-    CODE2WAV,
+    ABOUT,
     CONSTRAINTS,
+    DEFAULT_TIMEOUT_S,
     GUIDES,
     OF_CLIENT,
     OPTIONS,
-    SAMPLING,
     SETTINGS,
-    TALKER,
-    THINKER,
-    TOP,
     fault_of,
     plain,
     show_value,
@@ -41,20 +39,12 @@ from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 T = TypeVar("T")
 
-DEFAULT_TIMEOUT_S = 120.0
 MAX_SECONDS = 10**9
 """The longest time limit, some thirty years. A limit that gRPC's clock cannot hold would count as passed at once."""
 
 MAX_TEXT_CHARACTERS = 1 << 20
 """The most characters of all texts in a request, or of a text to be spoken: no router takes more."""
 
-NEVER_ZERO = (
-    *("max_tokens", "max_frames", "sample_rate_hz", "width", "height", "steps", "results", "preview_side"),
-    *("frames", "frames_per_second", "seconds", "flow_shift"),
-)
-"""Options for which 0 is refused: on the wire 0 means "the pipeline's default"."""
-PROTO_NAMES = {"pipeline": "model", "seconds": "duration_s"}
-"""Options that have another name in the protos."""
 PROGRESS = "progress"
 """The port that says how far a drawing is."""
 METHODS = {"video": "film", "audio": "sound"}
@@ -303,13 +293,11 @@ def _set_options(request: omni_pb2.GenerateRequest, options: Options, method: st
     if unknown:
         raise unknown_options({name: dict(options)[name] for name in unknown}, OPTIONS, (*OF_CLIENT, *SETTINGS), method)
     values = {name: value for name, value in options.items() if value is not None}
-    _fill(request, values, TOP)
-    _fill(request.thinker, values, THINKER)
-    _fill(request.thinker.sampling, values, SAMPLING)
+    for name in OPTIONS:  # In this order, whatever the caller's is: the first fault is told.
+        if name in values and ABOUT[name].name and name not in (*CONSTRAINTS, *GUIDES):
+            # A message stays absent if none of its fields is set, and the pipeline uses its defaults.
+            _fill(reduce(getattr, filter(None, ABOUT[name].place.split(".")), request), name, plain(values[name]))
     _constrain(request.thinker, values)
-    _fill(request.talker, values, TALKER)
-    _fill(request.code2wav, {**values, **_encoding(values)}, CODE2WAV)
-    _fill(request.diffusion, values, [name for name in DIFFUSION if name not in GUIDES])
     characters = len(request.thinker.verbatim) + sum(len(part.text) for turn in request.thinker.messages for part in turn.parts)
     if characters > MAX_TEXT_CHARACTERS:
         raise BadRequestError.of("request", f"has {characters} characters of text; at most {MAX_TEXT_CHARACTERS} are allowed")
@@ -352,16 +340,6 @@ def _option_text(name: str, value: object) -> str:
     raise BadRequestError.of(f"options[{name!r}]", f"is of type {type(value).__name__}; give True or False, a number, or a text")
 
 
-def _encoding(options: Mapping[str, Any]) -> Mapping[str, int]:
-    """{"encoding": the number of its enum}; empty if the option is absent. Raises BadRequestError."""
-    if "encoding" not in options:
-        return {}
-    name = options["encoding"]
-    if fault := fault_of(OPTIONS["encoding"], name):
-        raise BadRequestError.of("encoding", fault)
-    return {"encoding": chunk_pb2.AudioEncoding.Value(f"AUDIO_ENCODING_{name.upper()}")}
-
-
 def _check_size(size: int) -> None:
     """Raises BadRequestError if a message cannot have this size, in bytes."""
     if size > MAX_MESSAGE_BYTES:
@@ -398,38 +376,33 @@ def _is_list(value: object) -> bool:
     return isinstance(value, Collection) and not isinstance(value, str | bytes | bytearray | Mapping)
 
 
-def _fill(message: Any, values: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Set each field of `message` that is in `names` and has a value in `values`. If no field has one, the message stays absent from the
-    request, and the pipeline uses its defaults. Raises BadRequestError."""
-    for name in names:
-        if name not in values:
-            continue
-        value = plain(values[name])
-        if name in NEVER_ZERO and value == 0:
-            # On the wire 0 means "the pipeline's default".
-            minimum = "at least 1" if get_args(OPTIONS[name])[0] is int else "more"
-            raise BadRequestError.of(name, f"is 0; give {minimum}, or leave it out for the pipeline's default")
-        try:
-            _set_field(message, name, value)
-        except (AttributeError, TypeError, ValueError, OverflowError) as error:
-            raise BadRequestError.of(name, fault_of(OPTIONS[name], value) or str(error)) from error
+def _fill(message: Any, name: str, value: Any) -> None:
+    """Set the field of an option. name: of the option. value: as `plain` gives it. Raises BadRequestError."""
+    if ABOUT[name].never_zero and value == 0:
+        # On the wire 0 means "the pipeline's default".
+        minimum = "at least 1" if get_args(OPTIONS[name])[0] is int else "more"
+        raise BadRequestError.of(name, f"is 0; give {minimum}, or leave it out for the pipeline's default")
+    try:
+        _set_field(message, name, value)
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        raise BadRequestError.of(name, fault_of(OPTIONS[name], value) or str(error)) from error
 
 
 def _set_field(message: Any, name: str, value: Any) -> None:
-    """Set the field of an option. name: of the option. value: as `plain` gives it. Raises BadRequestError, and the errors of the protos
-    and of Python for a value of another type or out of range."""
-    if name in ("stop", "outputs"):
+    """As `_fill`; also raises the errors of the protos and of Python for a value of another type or out of range."""
+    field = getattr(message, ABOUT[name].name)
+    if hasattr(field, "update"):
+        field.update({checked_text(name, key): _option_text(key, option_value) for key, option_value in value.items()})
+    elif hasattr(field, "extend") and "float" in type_text(get_args(OPTIONS[name])[0]):
+        field.extend(map(plain, value))
+    elif hasattr(field, "extend"):
         if not isinstance(value, str) and not _is_list(value):
             raise BadRequestError.of(name, f"is {show_value(value)}; it must be text, or a list of texts")
         texts = [value] if isinstance(value, str) else list(value)
-        getattr(message, name).extend(checked_text(f"{name}[{i}]", text) for i, text in enumerate(texts))
-    elif name == "sigmas":
-        message.sigmas.extend(map(plain, value))
-    elif name == "options":
-        message.options.update({checked_text(name, key): _option_text(key, option_value) for key, option_value in value.items()})
+        field.extend(checked_text(f"{name}[{i}]", text) for i, text in enumerate(texts))
+    elif fault := fault_of(OPTIONS[name], value, of_kind=name != "encoding"):  # A server checks the range, and gets a number of an enum.
+        raise BadRequestError.of(name, fault)
+    elif name == "encoding":
+        message.encoding = chunk_pb2.AudioEncoding.Value(f"AUDIO_ENCODING_{value.upper()}")
     else:
-        if isinstance(value, str):
-            checked_text(name, value)
-        elif name != "encoding" and (fault := fault_of(OPTIONS[name], value, of_kind=True)):  # `_encoding` has checked that option.
-            raise BadRequestError.of(name, fault)
-        setattr(message, PROTO_NAMES.get(name, name), value)
+        setattr(message, ABOUT[name].name, checked_text(name, value) if isinstance(value, str) else value)

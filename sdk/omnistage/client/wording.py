@@ -21,24 +21,18 @@ from functools import wraps
 from os import PathLike, fspath
 from typing import Any, TypeVar
 
-from omnistage.client.options import CODE2WAV, CONSTRAINTS, DIFFUSION, OF_CLIENT, OPTIONS, SAMPLING, SETTINGS, TALKER, THINKER, takes
-
-OF_STAGES = {
-    "thinker": (*THINKER, "messages", "verbatim"),
-    "thinker.sampling": SAMPLING,
-    "thinker.constraint": CONSTRAINTS,
-    "talker": TALKER,
-    "code2wav": (*TALKER, *CODE2WAV),
-    "diffusion": (*DIFFUSION, "prompt", "images"),
-}
-"""The fields of a request for each stage."""
+from omnistage.client.about import takes
+from omnistage.client.options import ABOUT, OF_CLIENT, OPTIONS, SETTINGS
 
 OPTION_OF = {
-    "model": "pipeline",
-    "diffusion.duration_s": "seconds",
-    **{f"{stage}.{name}": name for stage, names in OF_STAGES.items() for name in names},
+    "thinker.messages": "messages",
+    "thinker.verbatim": "verbatim",
+    "diffusion.prompt": "prompt",
+    "diffusion.images": "images",
+    "code2wav.voice": "voice",
+    **{f"{about.place}.{about.name}".removeprefix("."): name for name, about in ABOUT.items() if about.name},
 }
-"""The option that sets a field of the contract, if their names differ."""
+"""The option that sets a field of the contract, or what else a caller calls it."""
 
 _PLACE = re.compile(r"\{([a-z_0-9]+)(?:=([^{}]*))?\}")
 """A place in a hint: {NAME} or {NAME=VALUE}."""
@@ -119,37 +113,9 @@ PYTHON = Wording(
 )
 
 
-SYNONYMS = {
-    "pipeline": ("model", "model_name", "model_id", "engine"),
-    "outputs": ("modalities", "return_audio", "output_modalities"),
-    "seed": ("random_seed", "manual_seed", "generator", "random_state"),
+SYNONYMS: Mapping[str, Sequence[str]] = {
+    **{name: about.other_names for name, about in ABOUT.items() if about.other_names},
     "timeout_s": ("timeout", "request_timeout", "max_time", "deadline"),
-    "max_tokens": ("max_new_tokens", "max_completion_tokens", "max_output_tokens", "max_length", "num_predict", "n_predict", "max_token"),
-    "min_tokens": ("min_new_tokens", "min_length"),
-    "stop": ("stop_sequences", "stop_strings", "stop_words", "stop_token_ids", "stops"),
-    "json_schema": ("response_format", "guided_json", "format", "schema", "output_schema", "json_mode", "response_schema", "grammar"),
-    "regex": ("guided_regex", "pattern"),
-    "choice": ("guided_choice", "choices"),
-    "temperature": ("temp", "do_sample", "greedy"),
-    "repetition_penalty": ("repeat_penalty",),
-    "voice": ("speaker", "voice_id", "voice_name", "spk", "speaker_id"),
-    "speed": ("rate", "speaking_rate", "length_scale"),
-    "sample_rate_hz": ("sample_rate", "sampling_rate", "sr", "samplerate"),
-    "steps": ("num_inference_steps", "num_steps", "inference_steps"),
-    "guidance_scale": ("guidance", "cfg", "cfg_scale", "true_cfg_scale", "classifier_free_guidance"),
-    "strength": ("denoising_strength", "image_strength", "denoise"),
-    "mask_image": ("mask", "mask_url", "inpaint_mask"),
-    "control_image": ("controlnet_image", "control", "conditioning_image"),
-    "options": ("pipeline_options", "pipeline_kwargs"),
-    "frames": ("num_frames", "n_frames", "video_length", "frame_count"),
-    "frames_per_second": ("fps", "frame_rate", "framerate"),
-    "seconds": ("duration", "duration_s", "seconds_total", "audio_end_in_s", "audio_length_in_s", "audio_duration"),
-    "begin_s": ("seconds_start", "audio_start_in_s"),
-    "guidance_scale_2": ("guidance_2", "cfg_2"),
-    "flow_shift": ("shift", "time_shift"),
-    "results": ("num_images", "num_images_per_prompt", "num_outputs", "count"),
-    "negative_prompt": ("negative", "neg_prompt"),
-    "media_type": ("output_format", "image_format"),
     "images": ("image", "image_url", "init_image", "picture", "pictures", "multi_modal_data"),
     "audios": ("audio", "sound", "sounds", "audio_url", "input_audio"),
     "videos": ("video", "film", "films", "video_url"),

@@ -22,42 +22,69 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from omnistage.v1 import options_pb2 as omnistage_dot_v1_dot_options__pb2
 from omnistage.v1 import tensor_pb2 as omnistage_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18omnistage/v1/chunk.proto\x12\x0comnistage.v1\x1a\x19omnistage/v1/tensor.proto\"\xe4\x03\n\x05\x43hunk\x12\x0c\n\x04port\x18\x01 \x01(\t\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\r\n\x05\x66irst\x18\x03 \x01(\x04\x12\r\n\x05\x63ount\x18\x04 \x01(\r\x12\x0c\n\x04last\x18\x05 \x01(\x08\x12\'\n\x04text\x18\x06 \x01(\x0b\x32\x17.omnistage.v1.TextChunkH\x00\x12(\n\x05\x63odes\x18\x07 \x01(\x0b\x32\x17.omnistage.v1.CodeChunkH\x00\x12)\n\x05\x61udio\x18\x08 \x01(\x0b\x32\x18.omnistage.v1.AudioChunkH\x00\x12)\n\x05image\x18\t \x01(\x0b\x32\x18.omnistage.v1.ImageChunkH\x00\x12)\n\x05video\x18\n \x01(\x0b\x32\x18.omnistage.v1.VideoChunkH\x00\x12&\n\x06tensor\x18\x0b \x01(\x0b\x32\x14.omnistage.v1.TensorH\x00\x12/\n\x08progress\x18\x0c \x01(\x0b\x32\x1b.omnistage.v1.ProgressChunkH\x00\x12)\n\x05media\x18\r \x01(\x0b\x32\x18.omnistage.v1.MediaChunkH\x00\x12\x31\n\talignment\x18\x0e \x01(\x0b\x32\x1c.omnistage.v1.AlignmentChunkH\x00\x42\t\n\x07payload\"-\n\x06\x43hunks\x12#\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x13.omnistage.v1.Chunk\"\xd4\x01\n\tTextChunk\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x12\x31\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x1a.omnistage.v1.FinishReason\x12/\n\x0ctop_logprobs\x18\x05 \x03(\x0b\x32\x19.omnistage.v1.TopLogprobs\x12\x0e\n\x06pieces\x18\x06 \x03(\x0c\x12\x14\n\x07thought\x18\x07 \x01(\tH\x00\x88\x01\x01\x42\n\n\x08_thought\"B\n\x0bTopLogprobs\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\x12\x0e\n\x06pieces\x18\x03 \x03(\x0c\"2\n\tCodeChunk\x12\r\n\x05\x63odes\x18\x01 \x03(\r\x12\x16\n\x0e\x63odebook_count\x18\x02 \x01(\r\"\xa4\x01\n\nAudioChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12-\n\x08\x65ncoding\x18\x02 \x01(\x0e\x32\x1b.omnistage.v1.AudioEncoding\x12\x16\n\x0esample_rate_hz\x18\x03 \x01(\r\x12\x15\n\rchannel_count\x18\x04 \x01(\r\x12\x19\n\x0cprebuffer_ms\x18\x05 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_prebuffer_ms\"\x83\x01\n\nImageChunk\x12&\n\x04\x64\x61ta\x18\x01 \x01(\x0b\x32\x18.omnistage.v1.InlinePart\x12\x12\n\nmedia_type\x18\x02 \x01(\t\x12\x19\n\x0cpreview_step\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05layer\x18\x04 \x01(\rB\x0f\n\r_preview_step\">\n\nVideoChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x12\n\nmedia_type\x18\x02 \x01(\t\x12\x0e\n\x06\x63odecs\x18\x03 \x01(\t\"\x1a\n\nMediaChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\",\n\rProgressChunk\x12\x0c\n\x04\x64one\x18\x01 \x01(\r\x12\r\n\x05total\x18\x02 \x01(\r\"9\n\x0e\x41lignmentChunk\x12\'\n\x05words\x18\x01 \x03(\x0b\x32\x18.omnistage.v1.SpokenWord\"`\n\nSpokenWord\x12\x17\n\x0f\x66irst_character\x18\x01 \x01(\x04\x12\x17\n\x0f\x63haracter_count\x18\x02 \x01(\r\x12\x10\n\x08\x62\x65gin_us\x18\x03 \x01(\x04\x12\x0e\n\x06\x65nd_us\x18\x04 \x01(\x04*~\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1d\n\x19\x46INISH_REASON_INTERRUPTED\x10\x03*e\n\rAudioEncoding\x12\x1e\n\x1a\x41UDIO_ENCODING_UNSPECIFIED\x10\x00\x12\x18\n\x14\x41UDIO_ENCODING_PCM16\x10\x01\x12\x1a\n\x16\x41UDIO_ENCODING_FLOAT32\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18omnistage/v1/chunk.proto\x12\x0comnistage.v1\x1a\x1aomnistage/v1/options.proto\x1a\x19omnistage/v1/tensor.proto\"\xe4\x03\n\x05\x43hunk\x12\x0c\n\x04port\x18\x01 \x01(\t\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\r\n\x05\x66irst\x18\x03 \x01(\x04\x12\r\n\x05\x63ount\x18\x04 \x01(\r\x12\x0c\n\x04last\x18\x05 \x01(\x08\x12\'\n\x04text\x18\x06 \x01(\x0b\x32\x17.omnistage.v1.TextChunkH\x00\x12(\n\x05\x63odes\x18\x07 \x01(\x0b\x32\x17.omnistage.v1.CodeChunkH\x00\x12)\n\x05\x61udio\x18\x08 \x01(\x0b\x32\x18.omnistage.v1.AudioChunkH\x00\x12)\n\x05image\x18\t \x01(\x0b\x32\x18.omnistage.v1.ImageChunkH\x00\x12)\n\x05video\x18\n \x01(\x0b\x32\x18.omnistage.v1.VideoChunkH\x00\x12&\n\x06tensor\x18\x0b \x01(\x0b\x32\x14.omnistage.v1.TensorH\x00\x12/\n\x08progress\x18\x0c \x01(\x0b\x32\x1b.omnistage.v1.ProgressChunkH\x00\x12)\n\x05media\x18\r \x01(\x0b\x32\x18.omnistage.v1.MediaChunkH\x00\x12\x31\n\talignment\x18\x0e \x01(\x0b\x32\x1c.omnistage.v1.AlignmentChunkH\x00\x42\t\n\x07payload\"5\n\x06\x43hunks\x12+\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x13.omnistage.v1.ChunkB\x06\xda\xd6\x1c\x02` \"\xfd\x01\n\tTextChunk\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x1b\n\ttoken_ids\x18\x02 \x03(\rB\x08\xda\xd6\x1c\x04`\x80\x80\x10\x12\x1a\n\x08logprobs\x18\x03 \x03(\x02\x42\x08\xda\xd6\x1c\x04`\x80\x80\x10\x12\x31\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x1a.omnistage.v1.FinishReason\x12\x38\n\x0ctop_logprobs\x18\x05 \x03(\x0b\x32\x19.omnistage.v1.TopLogprobsB\x07\xda\xd6\x1c\x03`\x80 \x12\x1a\n\x06pieces\x18\x06 \x03(\x0c\x42\n\xda\xd6\x1c\x06`\x80 h\x80\x08\x12\x14\n\x07thought\x18\x07 \x01(\tH\x00\x88\x01\x01\x42\n\n\x08_thought\"c\n\x0bTopLogprobs\x12\x1b\n\ttoken_ids\x18\x01 \x03(\rB\x08\xda\xd6\x1c\x04`\x80\x80\x05\x12\x1a\n\x08logprobs\x18\x02 \x03(\x02\x42\x08\xda\xd6\x1c\x04`\x80\x80\x05\x12\x1b\n\x06pieces\x18\x03 \x03(\x0c\x42\x0b\xda\xd6\x1c\x07`\x80\x80\x05h\x80\x08\"<\n\tCodeChunk\x12\x17\n\x05\x63odes\x18\x01 \x03(\rB\x08\xda\xd6\x1c\x04`\x80\x80@\x12\x16\n\x0e\x63odebook_count\x18\x02 \x01(\r\"\xae\x01\n\nAudioChunk\x12\x16\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x42\x08\xda\xd6\x1c\x04h\x80\x80\x10\x12-\n\x08\x65ncoding\x18\x02 \x01(\x0e\x32\x1b.omnistage.v1.AudioEncoding\x12\x16\n\x0esample_rate_hz\x18\x03 \x01(\r\x12\x15\n\rchannel_count\x18\x04 \x01(\r\x12\x19\n\x0cprebuffer_ms\x18\x05 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_prebuffer_ms\"\x83\x01\n\nImageChunk\x12&\n\x04\x64\x61ta\x18\x01 \x01(\x0b\x32\x18.omnistage.v1.InlinePart\x12\x12\n\nmedia_type\x18\x02 \x01(\t\x12\x19\n\x0cpreview_step\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05layer\x18\x04 \x01(\rB\x0f\n\r_preview_step\"H\n\nVideoChunk\x12\x16\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x42\x08\xda\xd6\x1c\x04h\x80\x80@\x12\x12\n\nmedia_type\x18\x02 \x01(\t\x12\x0e\n\x06\x63odecs\x18\x03 \x01(\t\"$\n\nMediaChunk\x12\x16\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x42\x08\xda\xd6\x1c\x04h\x80\x80\x10\",\n\rProgressChunk\x12\x0c\n\x04\x64one\x18\x01 \x01(\r\x12\r\n\x05total\x18\x02 \x01(\r\"B\n\x0e\x41lignmentChunk\x12\x30\n\x05words\x18\x01 \x03(\x0b\x32\x18.omnistage.v1.SpokenWordB\x07\xda\xd6\x1c\x03`\x80 \"`\n\nSpokenWord\x12\x17\n\x0f\x66irst_character\x18\x01 \x01(\x04\x12\x17\n\x0f\x63haracter_count\x18\x02 \x01(\r\x12\x10\n\x08\x62\x65gin_us\x18\x03 \x01(\x04\x12\x0e\n\x06\x65nd_us\x18\x04 \x01(\x04*~\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1d\n\x19\x46INISH_REASON_INTERRUPTED\x10\x03*e\n\rAudioEncoding\x12\x1e\n\x1a\x41UDIO_ENCODING_UNSPECIFIED\x10\x00\x12\x18\n\x14\x41UDIO_ENCODING_PCM16\x10\x01\x12\x1a\n\x16\x41UDIO_ENCODING_FLOAT32\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'omnistage.v1.chunk_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=1534
-  _globals['_FINISHREASON']._serialized_end=1660
-  _globals['_AUDIOENCODING']._serialized_start=1662
-  _globals['_AUDIOENCODING']._serialized_end=1763
-  _globals['_CHUNK']._serialized_start=70
-  _globals['_CHUNK']._serialized_end=554
-  _globals['_CHUNKS']._serialized_start=556
-  _globals['_CHUNKS']._serialized_end=601
-  _globals['_TEXTCHUNK']._serialized_start=604
-  _globals['_TEXTCHUNK']._serialized_end=816
-  _globals['_TOPLOGPROBS']._serialized_start=818
-  _globals['_TOPLOGPROBS']._serialized_end=884
-  _globals['_CODECHUNK']._serialized_start=886
-  _globals['_CODECHUNK']._serialized_end=936
-  _globals['_AUDIOCHUNK']._serialized_start=939
-  _globals['_AUDIOCHUNK']._serialized_end=1103
-  _globals['_IMAGECHUNK']._serialized_start=1106
-  _globals['_IMAGECHUNK']._serialized_end=1237
-  _globals['_VIDEOCHUNK']._serialized_start=1239
-  _globals['_VIDEOCHUNK']._serialized_end=1301
-  _globals['_MEDIACHUNK']._serialized_start=1303
-  _globals['_MEDIACHUNK']._serialized_end=1329
-  _globals['_PROGRESSCHUNK']._serialized_start=1331
-  _globals['_PROGRESSCHUNK']._serialized_end=1375
-  _globals['_ALIGNMENTCHUNK']._serialized_start=1377
-  _globals['_ALIGNMENTCHUNK']._serialized_end=1434
-  _globals['_SPOKENWORD']._serialized_start=1436
-  _globals['_SPOKENWORD']._serialized_end=1532
+  _globals['_CHUNKS'].fields_by_name['chunks']._loaded_options = None
+  _globals['_CHUNKS'].fields_by_name['chunks']._serialized_options = b'\332\326\034\002` '
+  _globals['_TEXTCHUNK'].fields_by_name['token_ids']._loaded_options = None
+  _globals['_TEXTCHUNK'].fields_by_name['token_ids']._serialized_options = b'\332\326\034\004`\200\200\020'
+  _globals['_TEXTCHUNK'].fields_by_name['logprobs']._loaded_options = None
+  _globals['_TEXTCHUNK'].fields_by_name['logprobs']._serialized_options = b'\332\326\034\004`\200\200\020'
+  _globals['_TEXTCHUNK'].fields_by_name['top_logprobs']._loaded_options = None
+  _globals['_TEXTCHUNK'].fields_by_name['top_logprobs']._serialized_options = b'\332\326\034\003`\200 '
+  _globals['_TEXTCHUNK'].fields_by_name['pieces']._loaded_options = None
+  _globals['_TEXTCHUNK'].fields_by_name['pieces']._serialized_options = b'\332\326\034\006`\200 h\200\010'
+  _globals['_TOPLOGPROBS'].fields_by_name['token_ids']._loaded_options = None
+  _globals['_TOPLOGPROBS'].fields_by_name['token_ids']._serialized_options = b'\332\326\034\004`\200\200\005'
+  _globals['_TOPLOGPROBS'].fields_by_name['logprobs']._loaded_options = None
+  _globals['_TOPLOGPROBS'].fields_by_name['logprobs']._serialized_options = b'\332\326\034\004`\200\200\005'
+  _globals['_TOPLOGPROBS'].fields_by_name['pieces']._loaded_options = None
+  _globals['_TOPLOGPROBS'].fields_by_name['pieces']._serialized_options = b'\332\326\034\007`\200\200\005h\200\010'
+  _globals['_CODECHUNK'].fields_by_name['codes']._loaded_options = None
+  _globals['_CODECHUNK'].fields_by_name['codes']._serialized_options = b'\332\326\034\004`\200\200@'
+  _globals['_AUDIOCHUNK'].fields_by_name['data']._loaded_options = None
+  _globals['_AUDIOCHUNK'].fields_by_name['data']._serialized_options = b'\332\326\034\004h\200\200\020'
+  _globals['_VIDEOCHUNK'].fields_by_name['data']._loaded_options = None
+  _globals['_VIDEOCHUNK'].fields_by_name['data']._serialized_options = b'\332\326\034\004h\200\200@'
+  _globals['_MEDIACHUNK'].fields_by_name['data']._loaded_options = None
+  _globals['_MEDIACHUNK'].fields_by_name['data']._serialized_options = b'\332\326\034\004h\200\200\020'
+  _globals['_ALIGNMENTCHUNK'].fields_by_name['words']._loaded_options = None
+  _globals['_ALIGNMENTCHUNK'].fields_by_name['words']._serialized_options = b'\332\326\034\003`\200 '
+  _globals['_FINISHREASON']._serialized_start=1693
+  _globals['_FINISHREASON']._serialized_end=1819
+  _globals['_AUDIOENCODING']._serialized_start=1821
+  _globals['_AUDIOENCODING']._serialized_end=1922
+  _globals['_CHUNK']._serialized_start=98
+  _globals['_CHUNK']._serialized_end=582
+  _globals['_CHUNKS']._serialized_start=584
+  _globals['_CHUNKS']._serialized_end=637
+  _globals['_TEXTCHUNK']._serialized_start=640
+  _globals['_TEXTCHUNK']._serialized_end=893
+  _globals['_TOPLOGPROBS']._serialized_start=895
+  _globals['_TOPLOGPROBS']._serialized_end=994
+  _globals['_CODECHUNK']._serialized_start=996
+  _globals['_CODECHUNK']._serialized_end=1056
+  _globals['_AUDIOCHUNK']._serialized_start=1059
+  _globals['_AUDIOCHUNK']._serialized_end=1233
+  _globals['_IMAGECHUNK']._serialized_start=1236
+  _globals['_IMAGECHUNK']._serialized_end=1367
+  _globals['_VIDEOCHUNK']._serialized_start=1369
+  _globals['_VIDEOCHUNK']._serialized_end=1441
+  _globals['_MEDIACHUNK']._serialized_start=1443
+  _globals['_MEDIACHUNK']._serialized_end=1479
+  _globals['_PROGRESSCHUNK']._serialized_start=1481
+  _globals['_PROGRESSCHUNK']._serialized_end=1525
+  _globals['_ALIGNMENTCHUNK']._serialized_start=1527
+  _globals['_ALIGNMENTCHUNK']._serialized_end=1593
+  _globals['_SPOKENWORD']._serialized_start=1595
+  _globals['_SPOKENWORD']._serialized_end=1691
 # @@protoc_insertion_point(module_scope)

@@ -24,52 +24,65 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from omnistage.v1 import chunk_pb2 as omnistage_dot_v1_dot_chunk__pb2
+from omnistage.v1 import options_pb2 as omnistage_dot_v1_dot_options__pb2
 from omnistage.v1 import stage_pb2 as omnistage_dot_v1_dot_stage__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17omnistage/v1/omni.proto\x12\x0comnistage.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18omnistage/v1/chunk.proto\x1a\x18omnistage/v1/stage.proto\"\x80\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07outputs\x18\x02 \x03(\t\x12\x11\n\x04seed\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12,\n\x07thinker\x18\x04 \x01(\x0b\x32\x1b.omnistage.v1.ThinkerParams\x12*\n\x06talker\x18\x05 \x01(\x0b\x32\x1a.omnistage.v1.TalkerParams\x12.\n\x08\x63ode2wav\x18\x06 \x01(\x0b\x32\x1c.omnistage.v1.Code2WavParams\x12\x30\n\tdiffusion\x18\x07 \x01(\x0b\x32\x1d.omnistage.v1.DiffusionParams\x12\x17\n\x0f\x63onversation_id\x18\x08 \x01(\t\x12\x12\n\nrequest_id\x18\t \x01(\t\x12$\n\x06resume\x18\n \x01(\x0b\x32\x14.omnistage.v1.Resume\x12\x11\n\trevisions\x18\x0b \x03(\t\x12\x0f\n\x07\x62\x61tches\x18\x0c \x01(\x08\x42\x07\n\x05_seed\"\xe5\x01\n\x10GenerateResponse\x12(\n\x07started\x18\x01 \x01(\x0b\x32\x15.omnistage.v1.StartedH\x00\x12$\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x13.omnistage.v1.ChunkH\x00\x12$\n\x05usage\x18\x03 \x01(\x0b\x32\x13.omnistage.v1.UsageH\x00\x12*\n\x08\x66\x61ilover\x18\x04 \x01(\x0b\x32\x16.omnistage.v1.FailoverH\x00\x12&\n\x06\x63hunks\x18\x05 \x01(\x0b\x32\x14.omnistage.v1.ChunksH\x00\x42\x07\n\x05\x65vent\"M\n\x07Started\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x11\n\trevisions\x18\x04 \x03(\t\"\x94\x02\n\x05Usage\x12$\n\x06stages\x18\x01 \x03(\x0b\x32\x14.omnistage.v1.Report\x12)\n\x06queued\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\nfirst_text\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0b\x66irst_audio\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05total\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x1a.omnistage.v1.FinishReason\"\xc5\x01\n\x0f\x43onverseRequest\x12-\n\x04turn\x18\x01 \x01(\x0b\x32\x1d.omnistage.v1.GenerateRequestH\x00\x12$\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x13.omnistage.v1.ChunkH\x00\x12&\n\x06\x63redit\x18\x03 \x01(\x0b\x32\x14.omnistage.v1.CreditH\x00\x12,\n\tinterrupt\x18\x04 \x01(\x0b\x32\x17.omnistage.v1.InterruptH\x00\x42\x07\n\x05\x65vent\"\xbe\x02\n\x10\x43onverseResponse\x12(\n\x07started\x18\x01 \x01(\x0b\x32\x15.omnistage.v1.StartedH\x00\x12$\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x13.omnistage.v1.ChunkH\x00\x12$\n\x05usage\x18\x03 \x01(\x0b\x32\x13.omnistage.v1.UsageH\x00\x12&\n\x06\x63redit\x18\x04 \x01(\x0b\x32\x14.omnistage.v1.CreditH\x00\x12/\n\x0bturn_failed\x18\x05 \x01(\x0b\x32\x18.omnistage.v1.TurnFailedH\x00\x12*\n\x08\x66\x61ilover\x18\x06 \x01(\x0b\x32\x16.omnistage.v1.FailoverH\x00\x12&\n\x06\x63hunks\x18\x07 \x01(\x0b\x32\x14.omnistage.v1.ChunksH\x00\x42\x07\n\x05\x65vent\"\xd6\x01\n\nTurnFailed\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x38\n\x08metadata\x18\x04 \x03(\x0b\x32&.omnistage.v1.TurnFailed.MetadataEntry\x12.\n\x0bretry_delay\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x13\n\x11ListModelsRequest\"`\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.omnistage.v1.Model\x12%\n\x08starting\x18\x02 \x03(\x0b\x32\x13.omnistage.v1.Model\"\x98\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x06stages\x18\x02 \x03(\x0e\x32\x17.omnistage.v1.StageKind\x12\x0e\n\x06inputs\x18\x03 \x03(\t\x12\x0f\n\x07outputs\x18\x04 \x03(\t\x12\x0e\n\x06voices\x18\x05 \x03(\t\x12\x13\n\x0b\x64\x65scription\x18\x06 \x01(\t\x12\x12\n\non_request\x18\x07 \x03(\t\"\x15\n\x13ListReplicasRequest\"?\n\x14ListReplicasResponse\x12\'\n\x08replicas\x18\x01 \x03(\x0b\x32\x15.omnistage.v1.Replica\"\xad\x02\n\x07Replica\x12\x10\n\x08pipeline\x18\x01 \x01(\t\x12%\n\x04kind\x18\x02 \x01(\x0e\x32\x17.omnistage.v1.StageKind\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12)\n\x05state\x18\x06 \x01(\x0e\x32\x1a.omnistage.v1.ReplicaState\x12)\n\x04load\x18\x07 \x01(\x0b\x32\x1b.omnistage.v1.WatchResponse\x12\x35\n\x08settings\x18\x08 \x03(\x0b\x32#.omnistage.v1.Replica.SettingsEntry\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\x98\x01\n\x0cReplicaState\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15REPLICA_STATE_SERVING\x10\x01\x12\x1a\n\x16REPLICA_STATE_DRAINING\x10\x02\x12\x16\n\x12REPLICA_STATE_LOST\x10\x03\x12\x1a\n\x16REPLICA_STATE_STARTING\x10\x04\x32\xd1\x02\n\x0bOmniService\x12K\n\x08Generate\x12\x1d.omnistage.v1.GenerateRequest\x1a\x1e.omnistage.v1.GenerateResponse0\x01\x12M\n\x08\x43onverse\x12\x1d.omnistage.v1.ConverseRequest\x1a\x1e.omnistage.v1.ConverseResponse(\x01\x30\x01\x12O\n\nListModels\x12\x1f.omnistage.v1.ListModelsRequest\x1a .omnistage.v1.ListModelsResponse\x12U\n\x0cListReplicas\x12!.omnistage.v1.ListReplicasRequest\x1a\".omnistage.v1.ListReplicasResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17omnistage/v1/omni.proto\x12\x0comnistage.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18omnistage/v1/chunk.proto\x1a\x1aomnistage/v1/options.proto\x1a\x18omnistage/v1/stage.proto\"\xba\x0b\n\x0fGenerateRequest\x12\x8b\x01\n\x05model\x18\x01 \x01(\tB|\xda\xd6\x1cx\n\"Pipeline name, from `pipelines()`.\x1a\x13the router\'s choicer\x08pipelinez\n--pipeline\x8a\x01\x05model\x8a\x01\nmodel_name\x8a\x01\x08model_id\x8a\x01\x06\x65ngine\x12\x92\x02\n\x07outputs\x18\x02 \x03(\tB\x80\x02\xda\xd6\x1c\xfb\x01\nvNames of the outputs: text, audio, image, video; also alignment, latents, pixels, if a pipeline gives them on request.\x1a@all but those on request; draw, film and sound ask for one alone`\x10\x82\x01\x0c\n\nmodalities\x8a\x01\nmodalities\x8a\x01\x0creturn_audio\x8a\x01\x11output_modalities\x12\xa2\x03\n\x04seed\x18\x03 \x01(\x04\x42\x8e\x03\xda\xd6\x1c\x89\x03\n\xf8\x01The same seed gives the same answer; `Answer.seed` tells which seed was used. Without a temperature above 0 the text does not depend on chance, and every seed gives the same; `Answer.drew` tells whether another seed could have given another answer.\x12<The same seed gives the same answer, picture, film or sound.\x1a\x06random)\x00\x00\x00\x00\x00\x00\x00\x00z\x06--seed\x8a\x01\x0brandom_seed\x8a\x01\x0bmanual_seed\x8a\x01\tgenerator\x8a\x01\x0crandom_stateH\x00\x88\x01\x01\x12,\n\x07thinker\x18\x04 \x01(\x0b\x32\x1b.omnistage.v1.ThinkerParams\x12*\n\x06talker\x18\x05 \x01(\x0b\x32\x1a.omnistage.v1.TalkerParams\x12.\n\x08\x63ode2wav\x18\x06 \x01(\x0b\x32\x1c.omnistage.v1.Code2WavParams\x12\x30\n\tdiffusion\x18\x07 \x01(\x0b\x32\x1d.omnistage.v1.DiffusionParams\x12\x85\x01\n\x0f\x63onversation_id\x18\x08 \x01(\tBl\xda\xd6\x1ch\n`Turns of one conversation share it, for warm prefixes; at most 64 characters of A-Z a-z 0-9 _ -.\x1a\x04none\x12\xbf\x01\n\nrequest_id\x18\t \x01(\tB\xaa\x01\xda\xd6\x1c\xa5\x01\n\x92\x01Name of this request, at most 64 characters of A-Z a-z 0-9 _ -. A second request with the same name ends the answer that still runs for the first.\x1a\x0eone of its own\x12$\n\x06resume\x18\n \x01(\x0b\x32\x14.omnistage.v1.Resume\x12\x19\n\trevisions\x18\x0b \x03(\tB\x06\xda\xd6\x1c\x02`\x10\x12\x0f\n\x07\x62\x61tches\x18\x0c \x01(\x08\x42\x07\n\x05_seed\"\xe5\x01\n\x10GenerateResponse\x12(\n\x07started\x18\x01 \x01(\x0b\x32\x15.omnistage.v1.StartedH\x00\x12$\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x13.omnistage.v1.ChunkH\x00\x12$\n\x05usage\x18\x03 \x01(\x0b\x32\x13.omnistage.v1.UsageH\x00\x12*\n\x08\x66\x61ilover\x18\x04 \x01(\x0b\x32\x16.omnistage.v1.FailoverH\x00\x12&\n\x06\x63hunks\x18\x05 \x01(\x0b\x32\x14.omnistage.v1.ChunksH\x00\x42\x07\n\x05\x65vent\"M\n\x07Started\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x11\n\trevisions\x18\x04 \x03(\t\"\x94\x02\n\x05Usage\x12$\n\x06stages\x18\x01 \x03(\x0b\x32\x14.omnistage.v1.Report\x12)\n\x06queued\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\nfirst_text\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0b\x66irst_audio\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05total\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x1a.omnistage.v1.FinishReason\"\xc5\x01\n\x0f\x43onverseRequest\x12-\n\x04turn\x18\x01 \x01(\x0b\x32\x1d.omnistage.v1.GenerateRequestH\x00\x12$\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x13.omnistage.v1.ChunkH\x00\x12&\n\x06\x63redit\x18\x03 \x01(\x0b\x32\x14.omnistage.v1.CreditH\x00\x12,\n\tinterrupt\x18\x04 \x01(\x0b\x32\x17.omnistage.v1.InterruptH\x00\x42\x07\n\x05\x65vent\"\xbe\x02\n\x10\x43onverseResponse\x12(\n\x07started\x18\x01 \x01(\x0b\x32\x15.omnistage.v1.StartedH\x00\x12$\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x13.omnistage.v1.ChunkH\x00\x12$\n\x05usage\x18\x03 \x01(\x0b\x32\x13.omnistage.v1.UsageH\x00\x12&\n\x06\x63redit\x18\x04 \x01(\x0b\x32\x14.omnistage.v1.CreditH\x00\x12/\n\x0bturn_failed\x18\x05 \x01(\x0b\x32\x18.omnistage.v1.TurnFailedH\x00\x12*\n\x08\x66\x61ilover\x18\x06 \x01(\x0b\x32\x16.omnistage.v1.FailoverH\x00\x12&\n\x06\x63hunks\x18\x07 \x01(\x0b\x32\x14.omnistage.v1.ChunksH\x00\x42\x07\n\x05\x65vent\"\xd6\x01\n\nTurnFailed\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x38\n\x08metadata\x18\x04 \x03(\x0b\x32&.omnistage.v1.TurnFailed.MetadataEntry\x12.\n\x0bretry_delay\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x13\n\x11ListModelsRequest\"`\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.omnistage.v1.Model\x12%\n\x08starting\x18\x02 \x03(\x0b\x32\x13.omnistage.v1.Model\"\x98\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x06stages\x18\x02 \x03(\x0e\x32\x17.omnistage.v1.StageKind\x12\x0e\n\x06inputs\x18\x03 \x03(\t\x12\x0f\n\x07outputs\x18\x04 \x03(\t\x12\x0e\n\x06voices\x18\x05 \x03(\t\x12\x13\n\x0b\x64\x65scription\x18\x06 \x01(\t\x12\x12\n\non_request\x18\x07 \x03(\t\"\x15\n\x13ListReplicasRequest\"?\n\x14ListReplicasResponse\x12\'\n\x08replicas\x18\x01 \x03(\x0b\x32\x15.omnistage.v1.Replica\"\xad\x02\n\x07Replica\x12\x10\n\x08pipeline\x18\x01 \x01(\t\x12%\n\x04kind\x18\x02 \x01(\x0e\x32\x17.omnistage.v1.StageKind\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12)\n\x05state\x18\x06 \x01(\x0e\x32\x1a.omnistage.v1.ReplicaState\x12)\n\x04load\x18\x07 \x01(\x0b\x32\x1b.omnistage.v1.WatchResponse\x12\x35\n\x08settings\x18\x08 \x03(\x0b\x32#.omnistage.v1.Replica.SettingsEntry\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\x98\x01\n\x0cReplicaState\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15REPLICA_STATE_SERVING\x10\x01\x12\x1a\n\x16REPLICA_STATE_DRAINING\x10\x02\x12\x16\n\x12REPLICA_STATE_LOST\x10\x03\x12\x1a\n\x16REPLICA_STATE_STARTING\x10\x04\x32\xd1\x02\n\x0bOmniService\x12K\n\x08Generate\x12\x1d.omnistage.v1.GenerateRequest\x1a\x1e.omnistage.v1.GenerateResponse0\x01\x12M\n\x08\x43onverse\x12\x1d.omnistage.v1.ConverseRequest\x1a\x1e.omnistage.v1.ConverseResponse(\x01\x30\x01\x12O\n\nListModels\x12\x1f.omnistage.v1.ListModelsRequest\x1a .omnistage.v1.ListModelsResponse\x12U\n\x0cListReplicas\x12!.omnistage.v1.ListReplicasRequest\x1a\".omnistage.v1.ListReplicasResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'omnistage.v1.omni_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_GENERATEREQUEST'].fields_by_name['model']._loaded_options = None
+  _globals['_GENERATEREQUEST'].fields_by_name['model']._serialized_options = b'\332\326\034x\n\"Pipeline name, from `pipelines()`.\032\023the router\'s choicer\010pipelinez\n--pipeline\212\001\005model\212\001\nmodel_name\212\001\010model_id\212\001\006engine'
+  _globals['_GENERATEREQUEST'].fields_by_name['outputs']._loaded_options = None
+  _globals['_GENERATEREQUEST'].fields_by_name['outputs']._serialized_options = b'\332\326\034\373\001\nvNames of the outputs: text, audio, image, video; also alignment, latents, pixels, if a pipeline gives them on request.\032@all but those on request; draw, film and sound ask for one alone`\020\202\001\014\n\nmodalities\212\001\nmodalities\212\001\014return_audio\212\001\021output_modalities'
+  _globals['_GENERATEREQUEST'].fields_by_name['seed']._loaded_options = None
+  _globals['_GENERATEREQUEST'].fields_by_name['seed']._serialized_options = b'\332\326\034\211\003\n\370\001The same seed gives the same answer; `Answer.seed` tells which seed was used. Without a temperature above 0 the text does not depend on chance, and every seed gives the same; `Answer.drew` tells whether another seed could have given another answer.\022<The same seed gives the same answer, picture, film or sound.\032\006random)\000\000\000\000\000\000\000\000z\006--seed\212\001\013random_seed\212\001\013manual_seed\212\001\tgenerator\212\001\014random_state'
+  _globals['_GENERATEREQUEST'].fields_by_name['conversation_id']._loaded_options = None
+  _globals['_GENERATEREQUEST'].fields_by_name['conversation_id']._serialized_options = b'\332\326\034h\n`Turns of one conversation share it, for warm prefixes; at most 64 characters of A-Z a-z 0-9 _ -.\032\004none'
+  _globals['_GENERATEREQUEST'].fields_by_name['request_id']._loaded_options = None
+  _globals['_GENERATEREQUEST'].fields_by_name['request_id']._serialized_options = b'\332\326\034\245\001\n\222\001Name of this request, at most 64 characters of A-Z a-z 0-9 _ -. A second request with the same name ends the answer that still runs for the first.\032\016one of its own'
+  _globals['_GENERATEREQUEST'].fields_by_name['revisions']._loaded_options = None
+  _globals['_GENERATEREQUEST'].fields_by_name['revisions']._serialized_options = b'\332\326\034\002`\020'
   _globals['_TURNFAILED_METADATAENTRY']._loaded_options = None
   _globals['_TURNFAILED_METADATAENTRY']._serialized_options = b'8\001'
   _globals['_REPLICA_SETTINGSENTRY']._loaded_options = None
   _globals['_REPLICA_SETTINGSENTRY']._serialized_options = b'8\001'
-  _globals['_REPLICASTATE']._serialized_start=2507
-  _globals['_REPLICASTATE']._serialized_end=2659
-  _globals['_GENERATEREQUEST']._serialized_start=126
-  _globals['_GENERATEREQUEST']._serialized_end=510
-  _globals['_GENERATERESPONSE']._serialized_start=513
-  _globals['_GENERATERESPONSE']._serialized_end=742
-  _globals['_STARTED']._serialized_start=744
-  _globals['_STARTED']._serialized_end=821
-  _globals['_USAGE']._serialized_start=824
-  _globals['_USAGE']._serialized_end=1100
-  _globals['_CONVERSEREQUEST']._serialized_start=1103
-  _globals['_CONVERSEREQUEST']._serialized_end=1300
-  _globals['_CONVERSERESPONSE']._serialized_start=1303
-  _globals['_CONVERSERESPONSE']._serialized_end=1621
-  _globals['_TURNFAILED']._serialized_start=1624
-  _globals['_TURNFAILED']._serialized_end=1838
-  _globals['_TURNFAILED_METADATAENTRY']._serialized_start=1791
-  _globals['_TURNFAILED_METADATAENTRY']._serialized_end=1838
-  _globals['_LISTMODELSREQUEST']._serialized_start=1840
-  _globals['_LISTMODELSREQUEST']._serialized_end=1859
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1861
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1957
-  _globals['_MODEL']._serialized_start=1960
-  _globals['_MODEL']._serialized_end=2112
-  _globals['_LISTREPLICASREQUEST']._serialized_start=2114
-  _globals['_LISTREPLICASREQUEST']._serialized_end=2135
-  _globals['_LISTREPLICASRESPONSE']._serialized_start=2137
-  _globals['_LISTREPLICASRESPONSE']._serialized_end=2200
-  _globals['_REPLICA']._serialized_start=2203
-  _globals['_REPLICA']._serialized_end=2504
-  _globals['_REPLICA_SETTINGSENTRY']._serialized_start=2457
-  _globals['_REPLICA_SETTINGSENTRY']._serialized_end=2504
-  _globals['_OMNISERVICE']._serialized_start=2662
-  _globals['_OMNISERVICE']._serialized_end=2999
+  _globals['_REPLICASTATE']._serialized_start=3617
+  _globals['_REPLICASTATE']._serialized_end=3769
+  _globals['_GENERATEREQUEST']._serialized_start=154
+  _globals['_GENERATEREQUEST']._serialized_end=1620
+  _globals['_GENERATERESPONSE']._serialized_start=1623
+  _globals['_GENERATERESPONSE']._serialized_end=1852
+  _globals['_STARTED']._serialized_start=1854
+  _globals['_STARTED']._serialized_end=1931
+  _globals['_USAGE']._serialized_start=1934
+  _globals['_USAGE']._serialized_end=2210
+  _globals['_CONVERSEREQUEST']._serialized_start=2213
+  _globals['_CONVERSEREQUEST']._serialized_end=2410
+  _globals['_CONVERSERESPONSE']._serialized_start=2413
+  _globals['_CONVERSERESPONSE']._serialized_end=2731
+  _globals['_TURNFAILED']._serialized_start=2734
+  _globals['_TURNFAILED']._serialized_end=2948
+  _globals['_TURNFAILED_METADATAENTRY']._serialized_start=2901
+  _globals['_TURNFAILED_METADATAENTRY']._serialized_end=2948
+  _globals['_LISTMODELSREQUEST']._serialized_start=2950
+  _globals['_LISTMODELSREQUEST']._serialized_end=2969
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2971
+  _globals['_LISTMODELSRESPONSE']._serialized_end=3067
+  _globals['_MODEL']._serialized_start=3070
+  _globals['_MODEL']._serialized_end=3222
+  _globals['_LISTREPLICASREQUEST']._serialized_start=3224
+  _globals['_LISTREPLICASREQUEST']._serialized_end=3245
+  _globals['_LISTREPLICASRESPONSE']._serialized_start=3247
+  _globals['_LISTREPLICASRESPONSE']._serialized_end=3310
+  _globals['_REPLICA']._serialized_start=3313
+  _globals['_REPLICA']._serialized_end=3614
+  _globals['_REPLICA_SETTINGSENTRY']._serialized_start=3567
+  _globals['_REPLICA_SETTINGSENTRY']._serialized_end=3614
+  _globals['_OMNISERVICE']._serialized_start=3772
+  _globals['_OMNISERVICE']._serialized_end=4109
 # @@protoc_insertion_point(module_scope)

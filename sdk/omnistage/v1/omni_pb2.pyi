@@ -1,5 +1,6 @@
 from google.protobuf import duration_pb2 as _duration_pb2
 from omnistage.v1 import chunk_pb2 as _chunk_pb2
+from omnistage.v1 import options_pb2 as _options_pb2
 from omnistage.v1 import stage_pb2 as _stage_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper

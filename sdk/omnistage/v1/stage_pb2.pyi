@@ -1,5 +1,6 @@
 from google.protobuf import duration_pb2 as _duration_pb2
 from omnistage.v1 import chunk_pb2 as _chunk_pb2
+from omnistage.v1 import options_pb2 as _options_pb2
 from omnistage.v1 import tensor_pb2 as _tensor_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -283,15 +284,15 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ...) -> None: ...
 
 class ThinkerParams(_message.Message):
-    __slots__ = ("messages", "sampling", "max_tokens", "min_tokens", "stop", "logprobs", "verbatim", "ignore_eos", "constraint", "top_logprobs")
+    __slots__ = ("messages", "sampling", "max_tokens", "min_tokens", "stop", "ignore_eos", "verbatim", "logprobs", "constraint", "top_logprobs")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    VERBATIM_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    VERBATIM_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[Message]
@@ -299,12 +300,12 @@ class ThinkerParams(_message.Message):
     max_tokens: int
     min_tokens: int
     stop: _containers.RepeatedScalarFieldContainer[str]
-    logprobs: bool
-    verbatim: str
     ignore_eos: bool
+    verbatim: str
+    logprobs: bool
     constraint: Constraint
     top_logprobs: int
-    def __init__(self, messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: bool = ..., verbatim: _Optional[str] = ..., ignore_eos: bool = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., top_logprobs: _Optional[int] = ...) -> None: ...
+    def __init__(self, messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: bool = ..., verbatim: _Optional[str] = ..., logprobs: bool = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., top_logprobs: _Optional[int] = ...) -> None: ...
 
 class Constraint(_message.Message):
     __slots__ = ("json_schema", "regex", "choice")
@@ -361,20 +362,20 @@ class Media(_message.Message):
     def __init__(self, data: _Optional[bytes] = ..., media_type: _Optional[str] = ..., use_audio: bool = ..., background: _Optional[str] = ...) -> None: ...
 
 class TalkerParams(_message.Message):
-    __slots__ = ("voice", "sampling", "max_frames", "speed", "plain", "markdown")
+    __slots__ = ("voice", "sampling", "speed", "markdown", "plain", "max_frames")
     VOICE_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
-    MAX_FRAMES_FIELD_NUMBER: _ClassVar[int]
     SPEED_FIELD_NUMBER: _ClassVar[int]
-    PLAIN_FIELD_NUMBER: _ClassVar[int]
     MARKDOWN_FIELD_NUMBER: _ClassVar[int]
+    PLAIN_FIELD_NUMBER: _ClassVar[int]
+    MAX_FRAMES_FIELD_NUMBER: _ClassVar[int]
     voice: str
     sampling: Sampling
-    max_frames: int
     speed: float
-    plain: bool
     markdown: bool
-    def __init__(self, voice: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_frames: _Optional[int] = ..., speed: _Optional[float] = ..., plain: bool = ..., markdown: bool = ...) -> None: ...
+    plain: bool
+    max_frames: int
+    def __init__(self, voice: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., speed: _Optional[float] = ..., markdown: bool = ..., plain: bool = ..., max_frames: _Optional[int] = ...) -> None: ...
 
 class Code2WavParams(_message.Message):
     __slots__ = ("profile", "sample_rate_hz", "encoding", "voice")
@@ -389,7 +390,7 @@ class Code2WavParams(_message.Message):
     def __init__(self, profile: _Optional[str] = ..., sample_rate_hz: _Optional[int] = ..., encoding: _Optional[_Union[_chunk_pb2.AudioEncoding, str]] = ..., voice: _Optional[str] = ...) -> None: ...
 
 class DiffusionParams(_message.Message):
-    __slots__ = ("prompt", "negative_prompt", "images", "width", "height", "frames", "duration_s", "steps", "guidance_scale", "results", "previews", "media_type", "layers", "preview_side", "step_cache", "sigmas", "strength", "mask_image", "control_image", "options", "guidance_scale_2", "frames_per_second", "flow_shift", "begin_s")
+    __slots__ = ("prompt", "negative_prompt", "images", "width", "height", "steps", "guidance_scale", "results", "previews", "preview_side", "step_cache", "frames", "frames_per_second", "duration_s", "begin_s", "guidance_scale_2", "flow_shift", "sigmas", "strength", "mask_image", "control_image", "options", "layers", "media_type")
     class OptionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -402,50 +403,50 @@ class DiffusionParams(_message.Message):
     IMAGES_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
     HEIGHT_FIELD_NUMBER: _ClassVar[int]
-    FRAMES_FIELD_NUMBER: _ClassVar[int]
-    DURATION_S_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     GUIDANCE_SCALE_FIELD_NUMBER: _ClassVar[int]
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     PREVIEWS_FIELD_NUMBER: _ClassVar[int]
-    MEDIA_TYPE_FIELD_NUMBER: _ClassVar[int]
-    LAYERS_FIELD_NUMBER: _ClassVar[int]
     PREVIEW_SIDE_FIELD_NUMBER: _ClassVar[int]
     STEP_CACHE_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_S_FIELD_NUMBER: _ClassVar[int]
+    GUIDANCE_SCALE_2_FIELD_NUMBER: _ClassVar[int]
+    FLOW_SHIFT_FIELD_NUMBER: _ClassVar[int]
     SIGMAS_FIELD_NUMBER: _ClassVar[int]
     STRENGTH_FIELD_NUMBER: _ClassVar[int]
     MASK_IMAGE_FIELD_NUMBER: _ClassVar[int]
     CONTROL_IMAGE_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
-    GUIDANCE_SCALE_2_FIELD_NUMBER: _ClassVar[int]
-    FRAMES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
-    FLOW_SHIFT_FIELD_NUMBER: _ClassVar[int]
-    BEGIN_S_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    MEDIA_TYPE_FIELD_NUMBER: _ClassVar[int]
     prompt: str
     negative_prompt: str
     images: _containers.RepeatedCompositeFieldContainer[Media]
     width: int
     height: int
-    frames: int
-    duration_s: float
     steps: int
     guidance_scale: float
     results: int
     previews: int
-    media_type: str
-    layers: int
     preview_side: int
     step_cache: float
+    frames: int
+    frames_per_second: float
+    duration_s: float
+    begin_s: float
+    guidance_scale_2: float
+    flow_shift: float
     sigmas: _containers.RepeatedScalarFieldContainer[float]
     strength: float
     mask_image: Media
     control_image: Media
     options: _containers.ScalarMap[str, str]
-    guidance_scale_2: float
-    frames_per_second: float
-    flow_shift: float
-    begin_s: float
-    def __init__(self, prompt: _Optional[str] = ..., negative_prompt: _Optional[str] = ..., images: _Optional[_Iterable[_Union[Media, _Mapping]]] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., frames: _Optional[int] = ..., duration_s: _Optional[float] = ..., steps: _Optional[int] = ..., guidance_scale: _Optional[float] = ..., results: _Optional[int] = ..., previews: _Optional[int] = ..., media_type: _Optional[str] = ..., layers: _Optional[int] = ..., preview_side: _Optional[int] = ..., step_cache: _Optional[float] = ..., sigmas: _Optional[_Iterable[float]] = ..., strength: _Optional[float] = ..., mask_image: _Optional[_Union[Media, _Mapping]] = ..., control_image: _Optional[_Union[Media, _Mapping]] = ..., options: _Optional[_Mapping[str, str]] = ..., guidance_scale_2: _Optional[float] = ..., frames_per_second: _Optional[float] = ..., flow_shift: _Optional[float] = ..., begin_s: _Optional[float] = ...) -> None: ...
+    layers: int
+    media_type: str
+    def __init__(self, prompt: _Optional[str] = ..., negative_prompt: _Optional[str] = ..., images: _Optional[_Iterable[_Union[Media, _Mapping]]] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., steps: _Optional[int] = ..., guidance_scale: _Optional[float] = ..., results: _Optional[int] = ..., previews: _Optional[int] = ..., preview_side: _Optional[int] = ..., step_cache: _Optional[float] = ..., frames: _Optional[int] = ..., frames_per_second: _Optional[float] = ..., duration_s: _Optional[float] = ..., begin_s: _Optional[float] = ..., guidance_scale_2: _Optional[float] = ..., flow_shift: _Optional[float] = ..., sigmas: _Optional[_Iterable[float]] = ..., strength: _Optional[float] = ..., mask_image: _Optional[_Union[Media, _Mapping]] = ..., control_image: _Optional[_Union[Media, _Mapping]] = ..., options: _Optional[_Mapping[str, str]] = ..., layers: _Optional[int] = ..., media_type: _Optional[str] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("kind", "replica", "queued", "first_output", "total", "input_items", "output_items", "failovers", "cached_tokens", "audio_underruns", "audio_starved", "prompt_tokens", "unspoken", "unspoken_words", "notes", "drew")

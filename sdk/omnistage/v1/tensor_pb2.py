@@ -22,35 +22,52 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from omnistage.v1 import options_pb2 as omnistage_dot_v1_dot_options__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19omnistage/v1/tensor.proto\x12\x0comnistage.v1\"\xb1\x02\n\x06Tensor\x12/\n\x0c\x65lement_type\x18\x01 \x01(\x0e\x32\x19.omnistage.v1.ElementType\x12\r\n\x05shape\x18\x02 \x03(\x04\x12*\n\x06inline\x18\x03 \x01(\x0b\x32\x18.omnistage.v1.InlinePartH\x00\x12\x37\n\rshared_memory\x18\x04 \x01(\x0b\x32\x1e.omnistage.v1.SharedMemorySlotH\x00\x12-\n\x08\x63uda_ipc\x18\x05 \x01(\x0b\x32\x19.omnistage.v1.CudaIpcSlotH\x00\x12*\n\x06remote\x18\x06 \x01(\x0b\x32\x18.omnistage.v1.RemoteSlotH\x00\x12\x13\n\x06\x63rc32c\x18\x07 \x01(\x07H\x01\x88\x01\x01\x42\x07\n\x05placeB\t\n\x07_crc32c\"?\n\nInlinePart\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\"f\n\x10SharedMemorySlot\x12\r\n\x05\x61rena\x18\x01 \x01(\x0c\x12\x0f\n\x07segment\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0e\n\x06length\x18\x04 \x01(\x04\x12\x12\n\ngeneration\x18\x05 \x01(\x04\"e\n\x0b\x43udaIpcSlot\x12\r\n\x05\x61rena\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\x04\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x13\n\x0bready_event\x18\x05 \x01(\r\"P\n\nRemoteSlot\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\x04\x12\x12\n\ngeneration\x18\x04 \x01(\x04\"\x99\x01\n\x05Offer\x12)\n\x04kind\x18\x01 \x01(\x0e\x32\x1b.omnistage.v1.TransportKind\x12\r\n\x05\x61rena\x18\x02 \x01(\x0c\x12\x0f\n\x07\x62oot_id\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12#\n\x05probe\x18\x05 \x01(\x0b\x32\x14.omnistage.v1.Tensor\x12\x10\n\x08metadata\x18\x06 \x01(\x0c\"R\n\x06\x41nswer\x12)\n\x04kind\x18\x01 \x01(\x0e\x32\x1b.omnistage.v1.TransportKind\x12\r\n\x05probe\x18\x02 \x01(\x0c\x12\x0e\n\x06reason\x18\x03 \x01(\t\",\n\x07Release\x12!\n\x05slots\x18\x01 \x03(\x0b\x32\x12.omnistage.v1.Slot\"c\n\x04Slot\x12\x0f\n\x07segment\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x17\n\ndone_event\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\r\n\x0b_done_event*\xf1\x01\n\x0b\x45lementType\x12\x1c\n\x18\x45LEMENT_TYPE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT32\x10\x01\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT16\x10\x02\x12\x19\n\x15\x45LEMENT_TYPE_BFLOAT16\x10\x03\x12\x16\n\x12\x45LEMENT_TYPE_INT64\x10\x04\x12\x16\n\x12\x45LEMENT_TYPE_INT32\x10\x05\x12\x16\n\x12\x45LEMENT_TYPE_INT16\x10\x06\x12\x16\n\x12\x45LEMENT_TYPE_UINT8\x10\x07\x12\x15\n\x11\x45LEMENT_TYPE_BOOL\x10\x08*\xa4\x01\n\rTransportKind\x12\x1e\n\x1aTRANSPORT_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15TRANSPORT_KIND_INLINE\x10\x01\x12 \n\x1cTRANSPORT_KIND_SHARED_MEMORY\x10\x02\x12\x1b\n\x17TRANSPORT_KIND_CUDA_IPC\x10\x03\x12\x19\n\x15TRANSPORT_KIND_REMOTE\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19omnistage/v1/tensor.proto\x12\x0comnistage.v1\x1a\x1aomnistage/v1/options.proto\"\xba\x02\n\x06Tensor\x12/\n\x0c\x65lement_type\x18\x01 \x01(\x0e\x32\x19.omnistage.v1.ElementType\x12\x16\n\x05shape\x18\x02 \x03(\x04\x42\x07\xda\xd6\x1c\x03`\x80\x02\x12*\n\x06inline\x18\x03 \x01(\x0b\x32\x18.omnistage.v1.InlinePartH\x00\x12\x37\n\rshared_memory\x18\x04 \x01(\x0b\x32\x1e.omnistage.v1.SharedMemorySlotH\x00\x12-\n\x08\x63uda_ipc\x18\x05 \x01(\x0b\x32\x19.omnistage.v1.CudaIpcSlotH\x00\x12*\n\x06remote\x18\x06 \x01(\x0b\x32\x18.omnistage.v1.RemoteSlotH\x00\x12\x13\n\x06\x63rc32c\x18\x07 \x01(\x07H\x01\x88\x01\x01\x42\x07\n\x05placeB\t\n\x07_crc32c\"I\n\nInlinePart\x12\x16\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x42\x08\xda\xd6\x1c\x04h\x80\x80@\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\"p\n\x10SharedMemorySlot\x12\x17\n\x05\x61rena\x18\x01 \x01(\x0c\x42\x08\xda\xd6\x1c\x04h\x80\x80\x04\x12\x0f\n\x07segment\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0e\n\x06length\x18\x04 \x01(\x04\x12\x12\n\ngeneration\x18\x05 \x01(\x04\"o\n\x0b\x43udaIpcSlot\x12\x17\n\x05\x61rena\x18\x01 \x01(\x0c\x42\x08\xda\xd6\x1c\x04h\x80\x80\x04\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\x04\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x13\n\x0bready_event\x18\x05 \x01(\r\"P\n\nRemoteSlot\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\x04\x12\x12\n\ngeneration\x18\x04 \x01(\x04\"\xad\x01\n\x05Offer\x12)\n\x04kind\x18\x01 \x01(\x0e\x32\x1b.omnistage.v1.TransportKind\x12\x17\n\x05\x61rena\x18\x02 \x01(\x0c\x42\x08\xda\xd6\x1c\x04h\x80\x80\x04\x12\x0f\n\x07\x62oot_id\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12#\n\x05probe\x18\x05 \x01(\x0b\x32\x14.omnistage.v1.Tensor\x12\x1a\n\x08metadata\x18\x06 \x01(\x0c\x42\x08\xda\xd6\x1c\x04h\x80\x80\x04\"\\\n\x06\x41nswer\x12)\n\x04kind\x18\x01 \x01(\x0e\x32\x1b.omnistage.v1.TransportKind\x12\x17\n\x05probe\x18\x02 \x01(\x0c\x42\x08\xda\xd6\x1c\x04h\x80\x80\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\"6\n\x07Release\x12+\n\x05slots\x18\x01 \x03(\x0b\x32\x12.omnistage.v1.SlotB\x08\xda\xd6\x1c\x04`\x80\x80\x01\"c\n\x04Slot\x12\x0f\n\x07segment\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x17\n\ndone_event\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\r\n\x0b_done_event*\xf1\x01\n\x0b\x45lementType\x12\x1c\n\x18\x45LEMENT_TYPE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT32\x10\x01\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT16\x10\x02\x12\x19\n\x15\x45LEMENT_TYPE_BFLOAT16\x10\x03\x12\x16\n\x12\x45LEMENT_TYPE_INT64\x10\x04\x12\x16\n\x12\x45LEMENT_TYPE_INT32\x10\x05\x12\x16\n\x12\x45LEMENT_TYPE_INT16\x10\x06\x12\x16\n\x12\x45LEMENT_TYPE_UINT8\x10\x07\x12\x15\n\x11\x45LEMENT_TYPE_BOOL\x10\x08*\xa4\x01\n\rTransportKind\x12\x1e\n\x1aTRANSPORT_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15TRANSPORT_KIND_INLINE\x10\x01\x12 \n\x1cTRANSPORT_KIND_SHARED_MEMORY\x10\x02\x12\x1b\n\x17TRANSPORT_KIND_CUDA_IPC\x10\x03\x12\x19\n\x15TRANSPORT_KIND_REMOTE\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'omnistage.v1.tensor_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ELEMENTTYPE']._serialized_start=1093
-  _globals['_ELEMENTTYPE']._serialized_end=1334
-  _globals['_TRANSPORTKIND']._serialized_start=1337
-  _globals['_TRANSPORTKIND']._serialized_end=1501
-  _globals['_TENSOR']._serialized_start=44
-  _globals['_TENSOR']._serialized_end=349
-  _globals['_INLINEPART']._serialized_start=351
-  _globals['_INLINEPART']._serialized_end=414
-  _globals['_SHAREDMEMORYSLOT']._serialized_start=416
-  _globals['_SHAREDMEMORYSLOT']._serialized_end=518
-  _globals['_CUDAIPCSLOT']._serialized_start=520
-  _globals['_CUDAIPCSLOT']._serialized_end=621
-  _globals['_REMOTESLOT']._serialized_start=623
-  _globals['_REMOTESLOT']._serialized_end=703
-  _globals['_OFFER']._serialized_start=706
-  _globals['_OFFER']._serialized_end=859
-  _globals['_ANSWER']._serialized_start=861
-  _globals['_ANSWER']._serialized_end=943
-  _globals['_RELEASE']._serialized_start=945
-  _globals['_RELEASE']._serialized_end=989
-  _globals['_SLOT']._serialized_start=991
-  _globals['_SLOT']._serialized_end=1090
+  _globals['_TENSOR'].fields_by_name['shape']._loaded_options = None
+  _globals['_TENSOR'].fields_by_name['shape']._serialized_options = b'\332\326\034\003`\200\002'
+  _globals['_INLINEPART'].fields_by_name['data']._loaded_options = None
+  _globals['_INLINEPART'].fields_by_name['data']._serialized_options = b'\332\326\034\004h\200\200@'
+  _globals['_SHAREDMEMORYSLOT'].fields_by_name['arena']._loaded_options = None
+  _globals['_SHAREDMEMORYSLOT'].fields_by_name['arena']._serialized_options = b'\332\326\034\004h\200\200\004'
+  _globals['_CUDAIPCSLOT'].fields_by_name['arena']._loaded_options = None
+  _globals['_CUDAIPCSLOT'].fields_by_name['arena']._serialized_options = b'\332\326\034\004h\200\200\004'
+  _globals['_OFFER'].fields_by_name['arena']._loaded_options = None
+  _globals['_OFFER'].fields_by_name['arena']._serialized_options = b'\332\326\034\004h\200\200\004'
+  _globals['_OFFER'].fields_by_name['metadata']._loaded_options = None
+  _globals['_OFFER'].fields_by_name['metadata']._serialized_options = b'\332\326\034\004h\200\200\004'
+  _globals['_ANSWER'].fields_by_name['probe']._loaded_options = None
+  _globals['_ANSWER'].fields_by_name['probe']._serialized_options = b'\332\326\034\004h\200\200\004'
+  _globals['_RELEASE'].fields_by_name['slots']._loaded_options = None
+  _globals['_RELEASE'].fields_by_name['slots']._serialized_options = b'\332\326\034\004`\200\200\001'
+  _globals['_ELEMENTTYPE']._serialized_start=1200
+  _globals['_ELEMENTTYPE']._serialized_end=1441
+  _globals['_TRANSPORTKIND']._serialized_start=1444
+  _globals['_TRANSPORTKIND']._serialized_end=1608
+  _globals['_TENSOR']._serialized_start=72
+  _globals['_TENSOR']._serialized_end=386
+  _globals['_INLINEPART']._serialized_start=388
+  _globals['_INLINEPART']._serialized_end=461
+  _globals['_SHAREDMEMORYSLOT']._serialized_start=463
+  _globals['_SHAREDMEMORYSLOT']._serialized_end=575
+  _globals['_CUDAIPCSLOT']._serialized_start=577
+  _globals['_CUDAIPCSLOT']._serialized_end=688
+  _globals['_REMOTESLOT']._serialized_start=690
+  _globals['_REMOTESLOT']._serialized_end=770
+  _globals['_OFFER']._serialized_start=773
+  _globals['_OFFER']._serialized_end=946
+  _globals['_ANSWER']._serialized_start=948
+  _globals['_ANSWER']._serialized_end=1040
+  _globals['_RELEASE']._serialized_start=1042
+  _globals['_RELEASE']._serialized_end=1096
+  _globals['_SLOT']._serialized_start=1098
+  _globals['_SLOT']._serialized_end=1197
 # @@protoc_insertion_point(module_scope)

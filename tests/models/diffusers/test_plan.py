@@ -160,12 +160,21 @@ def test_the_first_picture_is_small_and_one_that_may_be_asked_for(max_side: int,
         multiple = source.choice((8, 16, 28, 32, 64))
         width, height = (multiple * source.randint(-(-32 // multiple), 100) for _ in range(2))
         limits = replace(WORDS, multiple=multiple, width=width, height=height)
-        plan = plan_drawing(smallest(DrawRequest(0, "x"), limits, max_side), limits, "name")
+        plan = plan_drawing(smallest(DrawRequest(seed=0, prompt="x"), limits, max_side), limits, "name")
         assert plan.width == min(width, -(-max_side // multiple) * multiple)
         assert plan.height == min(height, -(-max_side // multiple) * multiple)
 
 
 @pytest.mark.parametrize("limits", [replace(WORDS, sized=False), replace(WORDS, sides=(640,)), replace(WORDS, width=0, height=0)])
 def test_where_the_size_follows_from_a_picture_none_is_asked_for(limits: DrawingLimits) -> None:
-    request = smallest(DrawRequest(0, "x"), limits, 64)
+    request = smallest(DrawRequest(seed=0, prompt="x"), limits, 64)
     assert (request.width, request.height) == (0, 0)
+
+
+def test_an_option_that_no_flag_names_is_taken_by_a_pipeline_that_says_so() -> None:
+    request = DrawRequest(seed=0, prompt="x", begin_s=2.0, seconds=1.0)
+    limits = DrawingLimits(1, 0, 0, 5, 1.0, sized=False, seconds=1.0, max_seconds=9.0)
+    with pytest.raises(BadRequest, match="name knows none: leave it out") as refused:
+        plan_drawing(request, limits, "name")
+    assert refused.value.field == "diffusion.begin_s"
+    assert plan_drawing(request, replace(limits, takes=frozenset({"begin_s"})), "name").begin_s == 2.0

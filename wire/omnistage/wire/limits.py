@@ -1,10 +1,10 @@
-"""The limits of a request, in one table, and the decoding of a caller's bytes into a message within them, in bounded time and memory.
-docs/limits.md is made from the table.
+"""The counts and sizes of a request, and the decoding of a caller's bytes into a message within them, in bounded time and memory.
 
-The code that uses a value checks its range. This table has counts and sizes, because they decide how much memory and time a message costs
-before any value is looked at. Six million empty parts fit into 11 MiB, and parsing them makes 1.3 GB of objects before the first check can
-run. So the bytes are looked at first: a walk over the tags knows which fields repeat and stops at the first element that is too many. For
-each field the walk costs about as much as parsing does; the content of a field costs nothing, however long it is."""
+The contract states them beside each field (options.proto), and the ranges of values, which fields.py checks. Counts and sizes come first,
+because they decide how much memory and time a message costs before any value is looked at. Six million empty parts fit into 11 MiB, and
+parsing them makes 1.3 GB of objects before the first check can run. So the bytes are looked at first: a walk over the tags knows which
+fields repeat and stops at the first element that is too many. For each field the walk costs about as much as parsing does; the content of
+a field costs nothing, however long it is."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
+
+from omnistage.v1 import omni_pb2, stage_pb2
+from omnistage.wire.fields import descriptor_of, rule_of
 
 MAX_FIELDS = 1 << 19
 """Largest number of fields of one request on the wire, known or unknown, which limits the time of the walk over them. A message whose type
@@ -36,87 +39,45 @@ rebuilds a stage."""
 MAX_CALLS = 4096
 """Largest number of open calls of any kind at a router. gRPC refuses further calls before it reads their requests."""
 
-MAX_PORTS = 64
-"""Ports of one stage and all stages after it; a pipeline has a handful."""
-
 MAX_HOPS = 8
 MAX_ADDRESSES = 8
 """Addresses of one hop."""
 
-MAX_HISTORY = 1 << 15
-"""Chunks of an answer that goes on; a link sends one for each port, a client at most one for each token."""
-
-MAX_MESSAGES = 1024
-MAX_STOPS = 16
 MAX_LOGIT_BIASES = 1024
-"""Largest number of logit biases in the params of one stage."""
+"""Largest number of logit biases in the params of one stage; the defaults of its pipeline may be as many again."""
 
-MAX_SIGMAS = 1000
-MAX_PIPELINE_OPTIONS = 64
-"""Pipeline options of a request; the defaults of its pipeline may be as many again."""
 
-MAX_CHOICES = 1024
-MAX_TOP_LOGPROBS = 20
-"""Largest number of top logprobs of one token."""
+def _limits() -> tuple[Mapping[str, int], Mapping[str, int | None]]:
+    """The values of COUNTS and BYTES, as the contract has them. Raises TypeError for a field of requests without a limit."""
+    counts, sizes, seen = dict[str, int](), dict[str, int | None](), set[str]()
+    messages = [descriptor_of(stage_pb2.RunRequest), descriptor_of(omni_pb2.ConverseRequest)]
+    while messages:
+        message = messages.pop()
+        if message.full_name in seen or message.GetOptions().map_entry:
+            continue
+        seen.add(message.full_name)
+        for field in message.fields:
+            rule, name = rule_of(field), f"{message.name}.{field.name}"
+            if field.message_type is not None:
+                messages.append(field.message_type)
+            if field.is_repeated:
+                counts[name] = rule.max_count
+            if field.type == FieldDescriptor.TYPE_BYTES:
+                sizes[name] = rule.max_bytes or None
+            if (field.is_repeated and not rule.max_count) or (field.type == FieldDescriptor.TYPE_BYTES and not rule.HasField("max_bytes")):
+                raise TypeError(f"{name} is in requests and has no limit in the contract")
+    return dict(sorted(counts.items())), dict(sorted(sizes.items()))
 
-MAX_BATCH = 32
+
+COUNTS, BYTES = _limits()
+"""By MESSAGE.FIELD of the requests of both services: the largest number of elements of every repeated and map field, counted in one whole
+request, and the largest size of every field of bytes; None: only the size of the request limits it."""
+
+MAX_PORTS = COUNTS["Open.credits"]
+"""Ports of one stage and all stages after it; a pipeline has a handful."""
+
+MAX_BATCH = COUNTS["Chunks.chunks"]
 """Chunks in one message."""
-
-COUNTS: Mapping[str, int] = {
-    "GenerateRequest.outputs": 16,
-    "GenerateRequest.revisions": 16,
-    "ThinkerParams.messages": MAX_MESSAGES,
-    "Message.parts": 4 * MAX_MESSAGES,
-    "ThinkerParams.stop": MAX_STOPS,
-    "Sampling.logit_bias": 2 * MAX_LOGIT_BIASES,
-    "Choices.texts": MAX_CHOICES,
-    "DiffusionParams.images": 16,
-    "DiffusionParams.sigmas": MAX_SIGMAS,
-    "DiffusionParams.options": 2 * MAX_PIPELINE_OPTIONS,
-    "Resume.positions": MAX_PORTS,
-    "Resume.history": MAX_HISTORY,
-    "TextChunk.token_ids": 1 << 18,
-    "TextChunk.logprobs": 1 << 18,
-    "TextChunk.top_logprobs": 1 << 12,
-    "TextChunk.pieces": 1 << 12,
-    "TopLogprobs.token_ids": MAX_TOP_LOGPROBS << 12,
-    "TopLogprobs.logprobs": MAX_TOP_LOGPROBS << 12,
-    "TopLogprobs.pieces": MAX_TOP_LOGPROBS << 12,
-    "CodeChunk.codes": 1 << 20,
-    "AlignmentChunk.words": 1 << 12,
-    "Tensor.shape": 8 * MAX_BATCH,
-    "Open.route": MAX_HOPS,
-    "Open.credits": MAX_PORTS,
-    "Open.checkpoints": MAX_PORTS,
-    "Open.unwanted": MAX_PORTS,
-    "Open.offers": 8,
-    "Open.attempts": MAX_HOPS + 1,
-    "Hop.addresses": MAX_HOPS * MAX_ADDRESSES,
-    "Hop.takes": MAX_PORTS,
-    "Hop.checkpoints": MAX_PORTS,
-    "Hop.unwanted": MAX_PORTS,
-    "Release.slots": 1 << 14,
-    "Chunks.chunks": MAX_BATCH,
-}
-"""Largest number of elements of every repeated and map field of the requests of both services, counted in one whole request: all hops
-together may have as many addresses."""
-
-BYTES: Mapping[str, int | None] = {
-    "Media.data": None,
-    "TopLogprobs.pieces": 1 << 10,
-    "TextChunk.pieces": 1 << 10,
-    "InlinePart.data": 1 << 20,
-    "AudioChunk.data": 256 << 10,
-    "VideoChunk.data": 1 << 20,
-    "MediaChunk.data": 256 << 10,
-    "SharedMemorySlot.arena": 64 << 10,
-    "CudaIpcSlot.arena": 64 << 10,
-    "Offer.arena": 64 << 10,
-    "Offer.metadata": 64 << 10,
-    "Answer.probe": 64 << 10,
-}
-"""Largest size of every field of bytes; None: only the size of the request limits it."""
-
 
 M = TypeVar("M", bound=Message)
 
@@ -171,7 +132,7 @@ async def decode(data: bytes, kind: type[M], turn: Callable[[], AbstractAsyncCon
     of a process are decoded one at a time.
 
     Raises TooLarge before anything is built, DecodeError for bytes that are no such message, and the errors of `turn`."""
-    shape = _shape(cast(Descriptor, kind.DESCRIPTOR))
+    shape = _shape(descriptor_of(kind))
     try:
         _walk(data, shape, FIELDS_AT_ONCE)
     except _MoreFields:
@@ -296,7 +257,7 @@ _shapes: dict[str, dict[int, _Field]] = {}
 
 def _shape(message: Descriptor) -> dict[int, _Field]:
     """The fields that the walk must visit in a message of a type, by tag: fields that repeat, fields of bytes, and messages that have such
-    fields. Raises KeyError for a field that limits.py does not list."""
+    fields. Raises KeyError for a field without a limit in the contract."""
     shape = _shapes.get(message.full_name)
     if shape is None:
         shape = _shapes[message.full_name] = {}  # Stored before it is filled, because a type may contain itself.

@@ -153,7 +153,8 @@ def _load(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel[A
             # In bfloat16 two kinds of CPU may give this small result alike and larger results not, so the kind counts too.
             settings=f"{artist.limits} {diffusers_options.condition_area} {get_cpu_capability()} {memory.settings}".strip()
             + "".join(f" lora {lora.digest}{lora.part}={lora.scale:g}" for lora in loras)
-            + (f" {encoders()}" if makes_films else ""),
+            + (f" {encoders()}" if makes_films else "")
+            + "".join(f" {option}" for option in sorted(artist.limits.takes)),
         ),
         accepts=(),
         produces=artist.ports,

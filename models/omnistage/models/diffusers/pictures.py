@@ -300,7 +300,7 @@ def parameters(plan: DrawingPlan, number: int, model: str, reused: int = 0, larg
         "strength": plan.strength,
         "mask_image": plan.mask and plan.mask.digest.hex(),
         "control_image": plan.control and plan.control.digest.hex(),
-        "options": dict(plan.options),
+        "options": dict(plan.own_options),
         "steps_reused": reused,
         "largest_change_reused": round(largest, 4),
         "model": model,

@@ -9,7 +9,7 @@ one step too few.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,23 +17,28 @@ from numpy.typing import NDArray
 from PIL import ImageChops
 from PIL.Image import Image
 
+from omnistage.engine.types import SEEDS
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers.own_options import OwnOption, Value, read_options
+from omnistage.models.drawing_options import MAX_SIDE, DrawingOptions
 from omnistage.models.interface import BadRequest, DrawRequest
 
 PNG, JPEG, WEBP = "image/png", "image/jpeg", "image/webp"
 MEDIA_TYPES = (PNG, JPEG, WEBP)
-SEEDS = 1 << 64
 GUIDES = {
     "mask_image": "where to draw: give a picture that is white or transparent there",
     "control_image": "what the picture keeps to: give a picture that shows it",
 }
 """Fields of pictures that only some pipelines take; these pipelines always need them. Each has a text that explains it."""
 EMPTY_REQUEST = DrawRequest(seed=0, prompt="")
+CHECKED = (
+    *("width", "height", "steps", "results", "previews", "preview_side", "frames", "seconds", "layers", "media_type"),
+    *("sigmas", "strength", "options", *GUIDES),
+)
+"""Options that every pipeline knows, or refuses in words of its own."""
 MIDDLE = 128
 """A level of a channel: from this level on it counts as white, and as opaque."""
 SMALLEST_S = 1.0
-MAX_SIDE = 16384
 WEBP_SIDE = 16383
 """The longest side that the format can state."""
 
@@ -54,6 +59,7 @@ class DrawingLimits:
     0: it takes none. strength: usual strength; None: it knows none. masked, controlled: whether it needs a mask and a control image.
     options: the pipeline's own. frames, seconds: usual length of a film and of sound; 0: it makes none. frame_multiple: numbers of frames
     differ by multiples of it. shaped: whether the size follows from a given picture if no size is asked for.
+    takes: further options that it knows; their names are in the revision only if there are any.
     """
 
     multiple: int
@@ -97,6 +103,7 @@ class DrawingLimits:
     shifted: bool = False
     begins: bool = False
     shaped: bool = False
+    takes: frozenset[str] = field(default=frozenset(), repr=False)
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -135,40 +142,26 @@ class SourcePicture(NamedTuple):
     background: tuple[int, int, int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DrawingPlan:
-    """A request with its defaults filled in. width, height: of the pictures that come out. images: the pictures that are edited. sources:
-    the identity of each of them, for caches. negative: None without guidance. layers: 0 for none. step_cache: see
-    sampling.Residuals. sigmas: empty if they follow from the steps. strength: None if the pipeline has its own. mask: white where to draw.
-    options: the given values of the pipeline's own options. frames, seconds: 0 if the pipeline makes none. guidance_2: the scale in the
-    steps of a second transformer. rate_hz: frames a second of a film. flow_shift: 0 for the checkpoint's. begin_s: seconds of a longer
-    sound before the part that is made. history: see StateLayout. media_type: empty if the model decides."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawingPlan(DrawingOptions):
+    """A request with its defaults filled in: the size of the pictures that come out, the steps, layers, frames and seconds (0 if the
+    pipeline makes none). The other options are as in the request, without pictures.
+
+    images: the pictures that are edited. sources: the identity of each of them, for caches. mask: white where to draw. control: the picture
+    that the result keeps to. negative: the prompt that guidance leads away from; None without guidance. guidance_2: the scale in the steps
+    of a second transformer. rate_hz: frames a second of a film. own_options: the given values of the pipeline's own options. history: see
+    StateLayout."""
 
     prompt: str
+    seed: int
+    client: str
     negative: str | None
     guidance: float
-    width: int
-    height: int
-    steps: int
-    seed: int
-    results: int  # How many are drawn.
-    layers: int
-    previews: int  # How many are shown.
-    preview_side: int  # Pixels of the longer side; 0: the usual number.
-    media_type: str
-    client: str
-    step_cache: float = 0.0
-    sigmas: tuple[float, ...] = ()
-    strength: float | None = None
-    mask: EditedPicture | None = None
-    control: EditedPicture | None = None  # The picture that the result keeps to.
-    options: tuple[tuple[str, Value], ...] = ()
-    frames: int = 0
-    seconds: float = 0.0
     guidance_2: float = 0.0
     rate_hz: float = 0.0
-    flow_shift: float = 0.0
-    begin_s: float = 0.0
+    mask: EditedPicture | None = None
+    control: EditedPicture | None = None
+    own_options: tuple[tuple[str, Value], ...] = ()
     history: NDArray[np.uint32] | None = None
     images: tuple[EditedPicture, ...] = ()
     sources: tuple[SourcePicture, ...] = ()
@@ -188,7 +181,7 @@ class DrawingPlan:
 
     def option(self, name: str, default: Value) -> Value:
         """The value of one of the pipeline's own options; the default if none was given."""
-        return dict(self.options).get(name, default)
+        return dict(self.own_options).get(name, default)
 
 
 def plan_drawing(request: DrawRequest, limits: DrawingLimits, name: str) -> DrawingPlan:
@@ -196,39 +189,34 @@ def plan_drawing(request: DrawRequest, limits: DrawingLimits, name: str) -> Draw
     width, height = _size(request, limits, name)
     if request.results > limits.max_results:
         raise _bad("results", f"{name} draws at most {limits.max_results} at once, not {request.results}")
-    if request.step_cache and not limits.step_cached:
-        raise _bad("step_cache", f"{name} knows none: leave it out")
     if request.previews and not limits.previewed:
         raise _bad("previews", f"{name} shows none: leave it out")
     _check_pictures(request, limits, name)
     _check_known(request, limits, name)
     steps, layers = _steps(request, limits, name), _layers(request, limits, name)
     guidance, negative = _guidance(request, limits, name)
+    decided = {
+        "width": width,
+        "height": height,
+        "steps": steps,
+        "layers": layers,
+        "previews": min(request.previews, steps),
+        "frames": _frames(request, limits, name),
+        "seconds": _seconds(request, limits, name),
+        "mask_image": None,
+        "control_image": None,
+    }
     plan = DrawingPlan(
         prompt=request.prompt,
+        seed=request.seed,
+        client=request.client,
         negative=negative,
         guidance=guidance,
-        width=width,
-        height=height,
-        steps=steps,
-        seed=request.seed,
-        results=request.results,
-        layers=layers,
-        previews=min(request.previews, steps),
-        preview_side=request.preview_side,
-        media_type=request.media_type,
-        client=request.client,
-        step_cache=request.step_cache,
-        sigmas=request.sigmas,
-        strength=request.strength,
-        options=read_options(request.options, limits.options, name),
-        frames=_frames(request, limits, name),
-        seconds=_seconds(request, limits, name),
         guidance_2=guidance if request.guidance_scale_2 is None else _scale("guidance_scale_2", request.guidance_scale_2, limits, name),
         rate_hz=request.frames_per_second or limits.rate_hz,
-        flow_shift=request.flow_shift,
-        begin_s=request.begin_s,
+        own_options=read_options(request.options, limits.options, name),
         history=request.history,
+        **{each.name: getattr(request, each.name) for each in fields(DrawingOptions)} | decided,
     )
     check_size(plan, limits, name)
     return plan
@@ -321,27 +309,31 @@ def _check_pictures(request: DrawRequest, limits: DrawingLimits, name: str) -> N
         count_text = "one picture" if max_images == 1 else f"{min_images} to {max_images} pictures"
         fault = f"{name} edits {count_text}, and {len(request.images) or 'none'} came"
         raise _bad("images", fault if max_images else f"{name} draws from none: leave them out")
-    for (field, explanation), is_wanted in zip(GUIDES.items(), (limits.masked, limits.controlled), strict=True):
-        is_given = getattr(request, field) is not None
+    for (guide, explanation), is_wanted in zip(GUIDES.items(), (limits.masked, limits.controlled), strict=True):
+        is_given = getattr(request, guide) is not None
         if is_given and not is_wanted:
-            raise _bad(field, f"{name} knows none: leave it out")
+            raise _bad(guide, f"{name} knows none: leave it out")
         if is_wanted and not is_given:
-            raise _bad(field, f"{name} has to be told {explanation}")
+            raise _bad(guide, f"{name} has to be told {explanation}")
     if request.strength is not None and limits.strength is None:
         raise _bad("strength", f"{name} knows none: leave it out")
 
 
 def _check_known(request: DrawRequest, limits: DrawingLimits, name: str) -> None:
-    """Raises BadRequest for fields of films or sounds that this pipeline does not know."""
-    support = {
+    """Raises BadRequest for options that this pipeline does not know."""
+    flags = {
+        "guidance_scale": limits.guidable,
+        "negative_prompt": limits.negatable,
+        "step_cache": limits.step_cached,
         "guidance_scale_2": limits.second_guidance,
         "frames_per_second": bool(limits.rate_hz),
         "flow_shift": limits.shifted,
         "begin_s": limits.begins,
     }
-    for field, is_known in support.items():
-        if getattr(request, field) != getattr(EMPTY_REQUEST, field) and not is_known:
-            raise _bad(field, f"{name} knows none: leave it out")
+    known = {*CHECKED, *limits.takes, *(option for option, is_known in flags.items() if is_known)}
+    for option in fields(DrawingOptions):
+        if option.name not in known and getattr(request, option.name) != getattr(EMPTY_REQUEST, option.name):
+            raise _bad(option.name, f"{name} knows none: leave it out")
 
 
 def _check_sigmas(request: DrawRequest, limits: DrawingLimits, name: str) -> None:
@@ -438,10 +430,6 @@ def _layers(request: DrawRequest, limits: DrawingLimits, name: str) -> int:
 
 def _guidance(request: DrawRequest, limits: DrawingLimits, name: str) -> tuple[float, str | None]:
     """The scale of guidance, and the prompt that guidance leads away from (None without guidance). Raises BadRequest."""
-    if request.guidance_scale is not None and not limits.guidable:
-        raise _bad("guidance_scale", f"{name} knows none: leave it out")
-    if request.negative_prompt and not limits.negatable:
-        raise _bad("negative_prompt", f"{name} knows none: leave it out")
     scale = _scale("guidance_scale", limits.guidance if request.guidance_scale is None else request.guidance_scale, limits, name)
     if scale > limits.guided_above:
         return scale, request.negative_prompt or limits.negative

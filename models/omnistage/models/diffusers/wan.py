@@ -28,8 +28,9 @@ from omnistage.models.diffusers.films import FilmPainter, decode_frames
 from omnistage.models.diffusers.own_options import Range
 from omnistage.models.diffusers.painter import TOKEN_LIMIT, BatchRow, Canvas, Conditions
 from omnistage.models.diffusers.placement import is_tiled
-from omnistage.models.diffusers.plan import MAX_SIDE, DrawingLimits, DrawingPlan, EditedPicture, in_shape
+from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan, EditedPicture, in_shape
 from omnistage.models.diffusers.sampling import StepCache, min_steps
+from omnistage.models.drawing_options import MAX_SIDE
 from omnistage.models.interface import BadRequest
 from omnistage.models.media.terms import BadMedia
 

@@ -121,7 +121,7 @@ class WholeDrawing:
         for option in self._limits.options:
             if self._takes[option.name].default is not None:
                 continue
-            tried = replace(plan, options=((option.name, TRIED[option.kind]),))
+            tried = replace(plan, own_options=((option.name, TRIED[option.kind]),))
             call = PipelineCall(self._pipe, self._arguments([tried]), self.product.listed, self._threads)
             try:
                 call.resume()
@@ -228,10 +228,10 @@ class WholeDrawing:
         if job.call is not None:
             return ("call", id(job.call))
         plan = job.plan
-        if plan.images or plan.control or any(isinstance(value, str) for _, value in plan.options):
+        if plan.images or plan.control or any(isinstance(value, str) for _, value in plan.own_options):
             return ("alone", id(job))
         size = plan.width, plan.height, plan.results, plan.frames, plan.rate_hz, plan.seconds
-        return ("new", *size, plan.steps, plan.sigmas, plan.guidance, plan.negative is None, plan.options)
+        return ("new", *size, plan.steps, plan.sigmas, plan.guidance, plan.negative is None, plan.own_options)
 
     def step(self, jobs: Sequence[CallJob], aside: Aside | None) -> None:
         """Compute a step of the call of these jobs, which begins with the first step. The call waits if some of its jobs have seen its last
@@ -290,7 +290,7 @@ class WholeDrawing:
         arguments |= {name: picture.resized[0] for name, picture in pictures.items() if picture}
         arguments |= {"sigmas": list(first.sigmas)} if first.sigmas else {}
         arguments |= {} if first.strength is None else {"strength": first.strength}
-        arguments |= {**dict(first.options), **self.product.arguments(first)}
+        arguments |= {**dict(first.own_options), **self.product.arguments(first)}
         return {name: value for name, value in arguments.items() if name in self._takes}
 
     def take(self, job: CallJob) -> Sequence[Drawn]:

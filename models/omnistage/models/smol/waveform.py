@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from omnistage.engine.types import SEEDS
 from omnistage.models.smol.prosody import ConvNeXtBlock
 
 BINS = 601
@@ -114,7 +115,7 @@ def noise(seed: int, first: int, count: int) -> Tensor:
     """Complex normal noise of `count` frames of a session from `first` on, complex64 [count, BINS]: a function of (seed, frame)."""
     rows = np.empty((count, 2 * BINS), np.float32)
     for index in range(count):
-        source = np.random.Philox(key=seed % 2**64, counter=[0, first + index, 0, 0])
+        source = np.random.Philox(key=seed % SEEDS, counter=[0, first + index, 0, 0])
         np.random.Generator(source).standard_normal(dtype=np.float32, out=rows[index])
     return torch.view_as_complex(torch.from_numpy(rows).view(count, BINS, 2))
 

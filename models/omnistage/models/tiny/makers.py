@@ -11,12 +11,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from omnistage.engine.types import SEEDS
 from omnistage.models.fetch.own_files import LOCK, OwnFolder, sweep
 from omnistage.models.reports import LoadError, ShowProgress, show_nothing
 
 TOKENIZERS = ("built", "qwen")
 DTYPES = ("float32", "bfloat16")
-SEEDS = 2**64
 
 
 class MakeError(LoadError):

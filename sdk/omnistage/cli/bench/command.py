@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 import typer
 
 from omnistage.cli import interrupt
-from omnistage.cli.make.ask import MaxTokens, Profile, TextOnly, Voice
-from omnistage.cli.options import DEFAULT_TIMEOUT_S, ApiKey, Json, Timeout, Verbose
+from omnistage.cli.make.ask import TextOnly
+from omnistage.cli.options import DEFAULT_TIMEOUT_S, MAX_SEED, ApiKey, Json, Timeout, Verbose, with_fields
 from omnistage.cli.report import errors_reported
 from omnistage.cli.show.commands import Running
 
@@ -57,11 +57,7 @@ OutputTokens = Annotated[
 ]
 Say = Annotated[bool, typer.Option("--say", help="Have the prompts spoken instead of answered.")]
 Draw = Annotated[bool, typer.Option("--draw", help="Have them drawn.")]
-MAX_SIDE = 16384
-Steps = Annotated[int | None, typer.Option(min=1, max=1000, metavar="N", help="Of a picture; default: the model's own.")]
-Width = Annotated[int | None, typer.Option(min=1, max=MAX_SIDE, metavar="PIXELS", help="Of a picture, likewise.")]
-Height = Annotated[int | None, typer.Option(min=1, max=MAX_SIDE, metavar="PIXELS", help="Likewise.")]
-Seed = Annotated[int, typer.Option(min=0, max=2**64 - 1, metavar="N", help="Of the first request; each one after it has the next.")]
+Seed = Annotated[int, typer.Option(min=0, max=MAX_SEED, metavar="N", help="Of the first request; each one after it has the next.")]
 Slo = Annotated[
     str | None,
     typer.Option(metavar="NAME=LIMIT,..", help="Goodput counts answers within all of these, such as ttft=0.5,ttfa=1,rtf=0.5."),
@@ -69,6 +65,11 @@ Slo = Annotated[
 Out = Annotated[Path | None, typer.Option("--out", "-o", metavar="F.json", help="Write all of it, each request too, to this file.")]
 
 
+ANSWERED, DRAWN = ("voice", "profile", "max_tokens"), ("steps", "width", "height")
+"""Fields of answers and of pictures that can be set."""
+
+
+@with_fields(*ANSWERED, *DRAWN)
 def bench(
     address: Running = None,
     api_key: ApiKey = None,
@@ -84,21 +85,16 @@ def bench(
     prompts: PromptFile = None,
     input_words: InputWords = None,
     output_tokens: OutputTokens = None,
-    max_tokens: MaxTokens = None,
     text_only: TextOnly = False,
     say: Say = False,
     draw: Draw = False,
-    steps: Steps = None,
-    width: Width = None,
-    height: Height = None,
-    voice: Voice = None,
-    profile: Profile = None,
     seed: Seed = 0,
     slo: Slo = None,
     out: Out = None,
     json: Json = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     verbose: Verbose = False,
+    **fields: object,
 ) -> None:
     """Measure a running router under load.
 
@@ -107,13 +103,13 @@ def bench(
     """
     if say + draw + text_only > 1:
         raise typer.BadParameter("--say, --draw and --text-only exclude each other; give one of them")
-    if (voice or profile) and (text_only or draw):
+    if (fields["voice"] or fields["profile"]) and (text_only or draw):
         raise typer.BadParameter("--voice and --profile are those of sound; leave --text-only and --draw out")
-    if (steps or width or height) and not draw:
+    if any(fields[name] for name in DRAWN) and not draw:
         raise typer.BadParameter("--steps, --width and --height are of pictures; add --draw")
-    if (max_tokens or output_tokens) and (say or draw):
+    if (fields["max_tokens"] or output_tokens) and (say or draw):
         raise typer.BadParameter("--max-tokens and --output-tokens are of answers; leave --say and --draw out")
-    if max_tokens and output_tokens:
+    if fields["max_tokens"] and output_tokens:
         raise typer.BadParameter("--output-tokens says how long each answer is; leave --max-tokens out")
     if prompts and input_words:
         raise typer.BadParameter("--prompts and --input-words both say what is asked; give one of them")
@@ -125,9 +121,7 @@ def bench(
 
     # A drawing names no output, because it may also be a film.
     outputs = ["text"] if text_only else [] if draw else None
-    of_answers = {"pipeline": pipeline or None, "outputs": outputs, "max_tokens": max_tokens, "voice": voice, "profile": profile}
-    of_pictures = {"steps": steps, "width": width, "height": height}
-    values = {**of_answers, **of_pictures, "timeout_s": timeout}
+    values = {"pipeline": pipeline or None, "outputs": outputs, **fields, "timeout_s": timeout}
     options = cast("Options", {name: value for name, value in values.items() if value is not None})
     options["max_retries"] = 0  # A refusal is a result, and is not tried again.
     words = NumberRange.parse("--input-words", input_words, MAX_WORDS)

@@ -226,9 +226,9 @@ class Level:
 
     async def _be_user(self) -> None:
         """Do as one user does: ask, wait for the answer, and ask the next question, until the level is over."""
-        while not self.load.is_over(self.offered, self.elapsed_s):
+        while not self.load.is_over(self.offered, due_s := self.elapsed_s):
             self.offered += 1
-            outcome = await self._send(self.elapsed_s)
+            outcome = await self._send(due_s)
             if isinstance(outcome, Failure) and not self.load.is_over(self.offered, self.elapsed_s):
                 await asyncio.sleep(outcome.pause_s)
 

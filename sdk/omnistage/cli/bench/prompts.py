@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 import typer
 
+from omnistage.cli.options import MAX_SEED
 from omnistage.client.async_omni import AsyncOmni
 from omnistage.client.errors import RequestError
 from omnistage.client.events import Event
@@ -112,7 +113,7 @@ class Questions:
 
     def seed_of(self, number: int) -> int:
         """The seed of the request with this number."""
-        return (self.seed + number) % 2**64
+        return (self.seed + number) % (MAX_SEED + 1)
 
     def at(self, number: int) -> tuple[str, Options]:
         """The prompt and the options of the request with this number."""

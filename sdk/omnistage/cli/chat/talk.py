@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict, cast, get_args
 
 import grpc
 
@@ -17,6 +17,7 @@ from omnistage.cli.stack.served import state_folder
 from omnistage.client.conversation import Conversation
 from omnistage.client.errors import BadRequestError, OmniError, RequestError, UnknownModelError
 from omnistage.client.media import KINDS
+from omnistage.client.options import ABOUT, OPTIONS, fault_of
 from omnistage.client.request import Options
 from omnistage.client.wording import PYTHON, did_you_mean
 from omnistage.models.fetch.own_files import OwnFile
@@ -185,13 +186,13 @@ def _check_content(content: Any) -> str | list[dict[str, str]]:
     return parts
 
 
-def _between(kind: type[float], minimum: float, maximum: float) -> Callable[[str], float]:
-    """Make a function that reads a number from `minimum` to `maximum` from a text; it raises ValueError for any other text. kind: int for a
-    whole number, else float."""
+def _number_of(option: str) -> Callable[[str], float]:
+    """Make a function that reads a number within the bounds of an option from a text; it raises ValueError for any other text."""
+    kind, _ = get_args(OPTIONS[option])
 
     def read(text: str) -> float:
-        value = kind(text)
-        if not minimum <= value <= maximum:
+        value: float = kind(text)
+        if fault_of(OPTIONS[option], value):
             raise ValueError
         return value
 
@@ -210,9 +211,9 @@ class Setting:
 
 SETTINGS: Mapping[str, Setting] = {
     "/voice": Setting("voice", str, "NAME, who speaks"),
-    "/speed": Setting("speed", _between(float, 0.5, 2.0), "X, 0.5 to 2, how fast"),
-    "/seed": Setting("seed", _between(int, 0, 2**64 - 1), "N, the same answer again"),
-    "/max-tokens": Setting("max_tokens", _between(int, 1, 32768), "N, longest answer"),
+    "/speed": Setting("speed", _number_of("speed"), f"X, {ABOUT['speed'].allowed_text}, how fast"),
+    "/seed": Setting("seed", _number_of("seed"), "N, the same answer again"),
+    "/max-tokens": Setting("max_tokens", _number_of("max_tokens"), "N, longest answer"),
     "/system": Setting("system", str, "TEXT, what the model is told first"),
 }
 """The settings by their commands. With `off` after it, a command restores the default; alone, it shows the value."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from omnistage.cli.make.typed_fields import GROUPS
 from omnistage.cli.options import (
     ATTACHED,
     DEFAULT_TIMEOUT_S,
@@ -14,12 +15,12 @@ from omnistage.cli.options import (
     ApiKey,
     Attached,
     Background,
-    Json,
     MaxRetries,
     PipelineName,
-    Seed,
     Timeout,
     Verbose,
+    with_call,
+    with_fields,
 )
 from omnistage.cli.report import errors_reported
 
@@ -36,21 +37,6 @@ Play = Annotated[
     bool | None,
     typer.Option("--play/--no-play", help="Whether the sound is heard while it is made; default: on a terminal, without --out and --json."),
 ]
-SampleRate = Annotated[
-    int | None, typer.Option("--sample-rate", min=1, max=2**32 - 1, metavar="HZ", help="Samples a second; default: the model's own.")
-]
-Encoding = Annotated[
-    Literal["pcm16", "float32"] | None, typer.Option(help="In what form samples come, and stand in a .wav; default: pcm16.")
-]
-Voice = Annotated[str | None, typer.Option(metavar="NAME", help="Who speaks: `omnistage voices` tells whom there is.")]
-Speed = Annotated[float | None, typer.Option(min=0.5, max=2.0, metavar="X", help="Of the speech; 1 is usual.")]
-Profile = Annotated[
-    Literal["latency", "balanced", "quality", "offline"] | None,
-    typer.Option(help="How soon sound is heard, against what it costs and how good it is; default: balanced."),
-]
-MaxFrames = Annotated[
-    int | None, typer.Option("--max-frames", min=1, metavar="N", help="Longest speech, in frames; Qwen2.5-Omni has 50 a second.")
-]
 Markdown = Annotated[bool, typer.Option("--markdown", help="The text is Markdown: its marks are not read.")]
 TextOnly = Annotated[bool, typer.Option("--text-only", help="Ask for no sound.")]
 Timeline = Annotated[Path | None, typer.Option(metavar="F.png", help="Draw when each stage worked and what was heard.")]
@@ -62,24 +48,14 @@ Images = Annotated[
 Audios = Annotated[list[str] | None, typer.Option("--audio", metavar="F", help="A sound: WAV, FLAC, MP3 ..., or -. Repeatable.")]
 Videos = Annotated[list[str] | None, typer.Option("--video", metavar="F", help="A film: MP4, WebM ..., or -. Repeatable.")]
 VideoSound = Annotated[bool, typer.Option("--video-sound", help="Films are heard too; one without sound is refused with it.")]
-MaxTokens = Annotated[int | None, typer.Option(min=1, max=32768, metavar="N", help="Longest answer, in tokens.")]
 JsonSchema = Annotated[Path | None, typer.Option("--json-schema", metavar="FILE", help="The text is JSON that keeps to this schema.")]
-Regex = Annotated[str | None, typer.Option(metavar="REGEX", help="The whole text keeps to this regular expression.")]
-Choice = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="The text is this, or that of another --choice.")]
-Temperature = Annotated[
-    float | None,
-    typer.Option(min=0.0, max=2.0, metavar="X", help="How freely words are drawn; 0 is greedy, and mostly the default."),
-]
-TopP = Annotated[
-    float | None,
-    typer.Option("--top-p", min=0.0, max=1.0, metavar="PART", help="Choose among the likeliest tokens that have so much of 1."),
-]
-Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="The answer ends before this. Repeatable.")]
 
 SPOKEN_AND_TOLD = ("text", "audio", "alignment")
 """Outputs to ask for if captions are wanted."""
 
 
+@with_fields(*dict.fromkeys((*GROUPS["text"], *GROUPS["speech"])))
+@with_call()
 def ask(
     context: typer.Context,
     text: Annotated[str | None, typer.Argument(metavar="TEXT", help="The words; - reads them from standard input.")] = None,
@@ -89,32 +65,13 @@ def ask(
     video_sound: VideoSound = False,
     background: Background = None,
     system: System = None,
-    address: Address = None,
-    api_key: ApiKey = None,
     out: Out = None,
     play: Play = None,
-    voice: Voice = None,
-    speed: Speed = None,
-    profile: Profile = None,
-    max_frames: MaxFrames = None,
-    sample_rate_hz: SampleRate = None,
-    encoding: Encoding = None,
     text_only: TextOnly = False,
     timeline: Timeline = None,
     captions: Captions = None,
-    json: Json = False,
-    seed: Seed = None,
-    pipeline: PipelineName = "",
-    max_tokens: MaxTokens = None,
-    temperature: Temperature = None,
-    top_p: TopP = None,
-    stop: Stop = None,
     json_schema: JsonSchema = None,
-    regex: Regex = None,
-    choice: Choice = None,
-    timeout_s: Timeout = DEFAULT_TIMEOUT_S,
-    max_retries: MaxRetries = None,
-    verbose: Verbose = False,
+    **fields: Any,
 ) -> None:
     """Ask a question and get the answer, spoken.
 
@@ -124,7 +81,7 @@ def ask(
     """
     if text_only and (out is not None or captions is not None or play):
         raise typer.BadParameter("--out, --captions and --play need sound; leave --text-only out")
-    if text_only and any(value is not None for value in (voice, speed, profile, max_frames, sample_rate_hz, encoding)):
+    if text_only and any(fields[name] is not None for name in GROUPS["speech"] if name != "seed"):
         raise typer.BadParameter(
             "--voice, --speed, --profile, --max-frames, --sample-rate and --encoding are those of sound; leave --text-only out"
         )
@@ -136,11 +93,9 @@ def ask(
     _check_standard_input(text, *(one.path for one in attached))
     if text is None and not attached:
         raise typer.BadParameter("give the words of the question, or what to ask about: --image, --audio, --video")
-    if sum((json_schema is not None, regex is not None, bool(choice))) > 1:
+    if sum((json_schema is not None, fields["regex"] is not None, bool(fields["choice"]))) > 1:
         raise typer.BadParameter("a text keeps to one of --json-schema, --regex and --choice only")
-    if top_p == 0:
-        raise typer.BadParameter("--top-p is above 0; 1 is all tokens, --temperature 0 the likeliest alone")
-    check_play(play, out, json)
+    check_play(play, out, fields["json"])
     from omnistage.cli.make.orders import carry_out
     from omnistage.cli.make.speak import Question
 
@@ -156,7 +111,7 @@ def ask(
         verbatim=False,
         out=out,
         timeline=timeline,
-        as_json=json,
+        as_json=fields["json"],
         options=options,
         system=system,
         attached=attached,
@@ -164,42 +119,32 @@ def ask(
         captions=captions,
         play=False if text_only else play,
     )
-    carry_out(question, address, pipeline, api_key, verbose)
+    carry_out(question, context)
 
 
+@with_fields(*GROUPS["speech"])
+@with_call()
 def say(
     context: typer.Context,
     text: TextArgument,
-    address: Address = None,
-    api_key: ApiKey = None,
     out: Out = None,
     play: Play = None,
-    voice: Voice = None,
-    speed: Speed = None,
     markdown: Markdown = False,
-    profile: Profile = None,
-    max_frames: MaxFrames = None,
-    sample_rate_hz: SampleRate = None,
-    encoding: Encoding = None,
     timeline: Timeline = None,
     captions: Captions = None,
-    json: Json = False,
-    seed: Seed = None,
-    pipeline: PipelineName = "",
-    timeout_s: Timeout = DEFAULT_TIMEOUT_S,
-    max_retries: MaxRetries = None,
-    verbose: Verbose = False,
+    **fields: Any,
 ) -> None:
     """Speak exactly this text."""
-    check_play(play, out, json)
+    check_play(play, out, fields["json"])
     from omnistage.cli.make.orders import carry_out
     from omnistage.cli.make.speak import Question
 
     options = options_of(context, markdown=markdown or None)
     if captions is not None:
         options["outputs"] = SPOKEN_AND_TOLD
-    question = Question(text, verbatim=True, out=out, timeline=timeline, as_json=json, options=options, captions=captions, play=play)
-    carry_out(question, address, pipeline, api_key, verbose)
+    as_json = fields["json"]
+    question = Question(text, verbatim=True, out=out, timeline=timeline, as_json=as_json, options=options, captions=captions, play=play)
+    carry_out(question, context)
 
 
 def _check_standard_input(*values: str | None) -> None:
@@ -230,14 +175,11 @@ NoPlay = Annotated[bool, typer.Option("--no-play", help="Ask for the sound, for 
 GoOn = Annotated[bool, typer.Option("--continue", "-c", help="Go on with the last conversation.")]
 
 
+@with_fields("voice", "speed", "seed", "max_tokens")
 def chat(
     address: Address = None,
     api_key: ApiKey = None,
-    voice: Voice = None,
-    speed: Speed = None,
-    seed: Seed = None,
     system: System = None,
-    max_tokens: MaxTokens = None,
     pipeline: PipelineName = "",
     go_on: GoOn = False,
     text_only: TextOnly = False,
@@ -245,6 +187,7 @@ def chat(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     max_retries: MaxRetries = None,
     verbose: Verbose = False,
+    **fields: object,
 ) -> None:
     """Talk: ask, hear the answer while it is made, ask on.
 
@@ -256,8 +199,7 @@ def chat(
     from omnistage.cli.targets import Need, target_for
 
     with errors_reported(verbose):
-        option_values = {"voice": voice, "speed": speed, "seed": seed, "system": system, "max_tokens": max_tokens}
-        settings = cast("TalkSettings", {name: value for name, value in option_values.items() if value is not None})
+        settings = cast("TalkSettings", {name: value for name, value in {**fields, "system": system}.items() if value is not None})
         talk = Talk.last(settings) if go_on else Talk(settings)
         need = Need(["text"], ["text"] if text_only else [], "thinker")
         target = target_for(need, address, pipeline, api_key)

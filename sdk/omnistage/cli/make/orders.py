@@ -12,6 +12,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
+import typer
+
 from omnistage.cli import interrupt
 from omnistage.cli.console import Notices
 from omnistage.cli.make.listening import Listening
@@ -94,10 +96,10 @@ class TypedOrder(ABC):
         """Write the files, and print the figures for people or the JSON object. done: the last event."""
 
 
-def carry_out(
-    order: TypedOrder, address: str | None, pipeline: str, api_key: str | None, verbose: bool, devices: Mapping[str, str] | None = None
-) -> None:
-    """Check an order, and make its product, until it is done or interrupted. The other arguments: as in `target_for`."""
+def carry_out(order: TypedOrder, context: typer.Context, devices: Mapping[str, str] | None = None) -> None:
+    """Check an order, and make its product, until it is done or interrupted. context: of a command with the options of a call. devices: as
+    in `target_for`."""
+    address, pipeline, api_key, verbose = (context.params[name] for name in ("address", "pipeline", "api_key", "verbose"))
     with errors_reported(verbose):
         order.check()
         target = target_for(order.need, address, pipeline, api_key, devices=devices, is_quiet=order.as_json)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from omnistage.cli.options import DEFAULT_TIMEOUT_S, ApiKey, Json, Timeout, Verbose
+from omnistage.cli.options import DEFAULT_TIMEOUT_S, MAX_SEED, ApiKey, Json, Timeout, Verbose
 from omnistage.cli.report import errors_reported
 from omnistage.models.tiny.makers import MAKERS
 
@@ -105,7 +105,7 @@ def make_tiny(
     architecture: Annotated[str, typer.Argument(metavar="ARCHITECTURE", help=f"One of {', '.join(MAKERS)}.")],
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is empty or not there.")],
     size: Annotated[str, typer.Option(metavar="SIZE", help=f"{', '.join(TINY_SIZES)}, as far as there is one of this.")] = "tiny",
-    seed: Annotated[int, typer.Option(metavar="N", min=0, max=2**64 - 1, help="The same seed gives the same files.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, max=MAX_SEED, help="The same seed gives the same files.")] = 0,
     tokenizer: Annotated[
         str, typer.Option(metavar="NAME", help="built: some hundred tokens; qwen: all of Qwen2.5's, downloaded once.")
     ] = "built",

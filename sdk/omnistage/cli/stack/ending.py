@@ -13,7 +13,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -233,52 +233,67 @@ async def count_requests(addresses: Mapping[str, str]) -> Count | None:
 
 MAX_LINE_BYTES = 4096
 """The most bytes of a request: the name of a pipeline."""
+MAX_ORDER_BYTES = 1 << 20
 
 
 class Owner:
-    """The pipes to the owner. is_there: whether an owner waits for a line. is_private: whether it has a lifeline, to ask for pipelines."""
+    """The program that has the stack started, at the other end of a socket: first it writes what to start, as a line of JSON. is_there:
+    whether there is one. is_private: whether the stack ends with it; it may ask for pipelines meanwhile."""
 
-    def __init__(self, ready_fd: int, lifeline_fd: int) -> None:
-        """Descriptors: to ready_fd lines of JSON are written, from lifeline_fd requests are read. -1: there is no such pipe."""
-        self.is_there = ready_fd >= 0
-        self.is_private = lifeline_fd >= 0
-        self._ready_fd = ready_fd
-        self._lifeline_fd = lifeline_fd
+    def __init__(self, fd: int = -1) -> None:
+        """fd: this end of the socket; -1: nobody owns the stack."""
+        self.is_there = fd >= 0
+        self.is_private = False
+        self._fd = fd
         self._has_been_told = False
         self._unread = b""  # the beginning of a line whose rest has not come
 
+    def read_order(self) -> dict[str, Any]:
+        """Read what to start. Raises ValueError if the owner ends before its line does, or if that has more than MAX_ORDER_BYTES."""
+        data = b""
+        while not data.endswith(b"\n"):
+            piece = os.read(self._fd, MAX_ORDER_BYTES)
+            data += piece
+            if len(data) > MAX_ORDER_BYTES:
+                raise ValueError(f"the order has more than {MAX_ORDER_BYTES >> 20} MiB")
+            if not piece:
+                raise ValueError("the owner has ended")
+        order: dict[str, Any] = json.loads(data)
+        self.is_private = bool(order.pop("is_private"))
+        return order
+
     def tell_first(self, line: dict[str, str]) -> bool:
         """Write the first line, which says that the stack serves, or an error. Returns whether an owner waited for it."""
-        if self._ready_fd < 0 or self._has_been_told:
+        if self._fd < 0 or self._has_been_told:
             return False
         self._has_been_told = True
         self.tell(line)
         if not self.is_private:
-            os.close(self._ready_fd)
-            self._ready_fd = -1
+            os.close(self._fd)
+            self._fd = -1
         return True
 
     def tell(self, line: dict[str, str]) -> None:
         """Write a line. An owner that has ended meanwhile does not get it."""
-        if self._ready_fd >= 0:
+        if self._fd >= 0:
             with suppress(BrokenPipeError, ConnectionResetError):
-                os.write(self._ready_fd, json.dumps(line).encode() + b"\n")
+                os.write(self._fd, json.dumps(line).encode() + b"\n")
 
     def listen(self, on_pipeline: Callable[[str], object], on_end: Callable[[], object]) -> None:
-        """Listen to the lifeline on the running loop. on_pipeline: called with the name of each pipeline that the owner asks for. on_end:
+        """Listen to the owner on the running loop. on_pipeline: called with the name of each pipeline that the owner asks for. on_end:
         called once, when the owner has ended."""
         if self.is_private:
-            asyncio.get_running_loop().add_reader(self._lifeline_fd, self._readable, on_pipeline, on_end)
+            asyncio.get_running_loop().add_reader(self._fd, self._readable, on_pipeline, on_end)
 
     def _readable(self, on_pipeline: Callable[[str], object], on_end: Callable[[], object]) -> None:
-        """Read from the lifeline, and call `on_pipeline` for each line, or `on_end` at its end or for a line that is too long."""
+        """Read from the owner, and call `on_pipeline` for each line, or `on_end` at its end or for a line that is too long."""
         try:
-            data = os.read(self._lifeline_fd, MAX_LINE_BYTES)
+            data = os.read(self._fd, MAX_LINE_BYTES)
         except ConnectionResetError:  # The owner ended without reading all reports.
             data = b""
         *lines, self._unread = (self._unread + data).split(b"\n")
         if not data or len(self._unread) > MAX_LINE_BYTES:
-            asyncio.get_running_loop().remove_reader(self._lifeline_fd)
+            asyncio.get_running_loop().remove_reader(self._fd)
             on_end()
             return
         for line in lines:
@@ -291,7 +306,7 @@ class Owner:
 
     @contextmanager
     def ends_all(self) -> Iterator[None]:
-        """A context in which the end of the lifeline ends this process at once. The process may be fetching gigabytes, for which nobody
+        """A context in which the end of the owner ends this process at once. The process may be fetching gigabytes, for which nobody
         waits any more. A later fetch goes on where this one ended, and nothing else needs a clean-up."""
         if not self.is_private:
             yield
@@ -300,9 +315,9 @@ class Owner:
 
         def watch() -> None:
             listening = select.poll()
-            for fd in (self._lifeline_fd, over_read):
+            for fd in (self._fd, over_read):
                 listening.register(fd, select.POLLIN)
-            if self._lifeline_fd in dict(listening.poll()):
+            if self._fd in dict(listening.poll()):
                 os._exit(1)
 
         watching = threading.Thread(target=watch, daemon=True)

@@ -9,17 +9,18 @@ import math
 import os
 import re
 import shlex
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperOption
 
-from omnistage.cli.options import Command, Verbose
+from omnistage.cli.options import Command, Verbose, with_options
 from omnistage.cli.report import errors_reported
 from omnistage.cli.stack.layout import DEFAULT_ADDRESS, DEFAULT_HTTP
+from omnistage.cli.stack.typed_settings import SERVER_SETTINGS, STAGE_SETTINGS
 from omnistage.host.places import HOST_SHARE
 
 VARIABLE_PREFIX = "OMNISTAGE_SERVE"
@@ -50,17 +51,11 @@ class Configured(Command):
         return params
 
 
-OF_THE_CALL = frozenset({"config_file", "print_config", "detach", "verbose", "help", "ready_fd", "lifeline_fd"})
+OF_THE_CALL = frozenset({"config_file", "print_config", "detach", "verbose", "help"})
 """Options that describe this call alone and not the stack, so a file cannot have them."""
 
 PATHS = frozenset({"pipeline", "checkpoint", "lora"})
 """Settings whose variable holds several words, which may be paths."""
-
-OF_STAGES = (
-    *("threads", "max_batch_size", "max_batch_tokens", "kv_cache_bytes", "enable_cache", "tensor_parallel_size"),
-    *("gpu_memory_utilization", "memory_share"),
-)
-"""Options that a stage server has under the same name."""
 
 LISTS = frozenset({"lora"})
 """Repeatable settings that are no values by stage."""
@@ -265,6 +260,8 @@ Words = list[str] | None
 """The values of an option that may be given several times."""
 
 
+@with_options(STAGE_SETTINGS, "max_sessions")
+@with_options(SERVER_SETTINGS, "grace")
 def serve(
     context: typer.Context,
     pipeline: Annotated[
@@ -299,7 +296,11 @@ def serve(
         Words, _option("[PIPELINE=]FILE[@PART][=SCALE]", "A LoRA of a pipeline that draws, of safetensors. Repeatable.")
     ] = None,
     device: Annotated[
-        Words, _option("[STAGE=]DEV", "cpu, cuda:0 ...; a bare DEV is for all stages. A STAGE may be PIPELINE/STAGE, here and below.")
+        Words,
+        _option(
+            "[STAGE=]DEV",
+            "cpu, cuda:0 ...; a bare value is for all stages that have a use for it. A STAGE may be PIPELINE/STAGE, here and below.",
+        ),
     ] = None,
     dtype: Annotated[str, _option("DTYPE", "auto, float32 or bfloat16.")] = "auto",
     replicas: Annotated[Words, _option("STAGE=N", "Processes of a stage.")] = None,
@@ -313,32 +314,12 @@ def serve(
         str, _option("HOST:PORT", "Prometheus metrics of all processes on one page, such as 127.0.0.1:9464; default: none.")
     ] = "",
     otlp: Annotated[str, _option("URL", "OpenTelemetry collector for the spans of all processes, such as http://127.0.0.1:4317.")] = "",
-    threads: Annotated[
-        Words,
-        _option("[STAGE=]N", "Compute threads of a process. A bare value is for the stages that have a use for it, here and below."),
-    ] = None,
-    max_batch_size: Annotated[Words, _option("[STAGE=]N", "Sequences in one step.")] = None,
-    max_batch_tokens: Annotated[Words, _option("[STAGE=]N", "Rows in one step, prompts included.")] = None,
-    kv_cache_bytes: Annotated[Words, _option("[STAGE=]BYTES", "Memory for keys and values.")] = None,
-    enable_cache: Annotated[Words, _option("[STAGE=]BOOL", "Keep what prompts that begin alike have in common.")] = None,
-    tensor_parallel_size: Annotated[Words, _option("[STAGE=]N", "Processes of a machine, a GPU each, that a model is spread over.")] = None,
-    gpu_memory_utilization: Annotated[Words, _option("[STAGE=]PART", "Part of a GPU's memory that may be filled.")] = None,
-    memory_share: Annotated[
-        Words, _option("[STAGE=]PART", "Part of a device's memory for each process; default: equal for all that are on it.")
-    ] = None,
     max_sessions: Annotated[int, _option("N", "Answers at once; 0: the servers' own limits.", min=0, max=4096)] = 0,
-    inline_limit: Annotated[int | None, _option("BYTES", "Tensors of fewer bytes travel in the message.", min=0)] = None,
-    stall_limit: Annotated[float | None, _option("SECONDS", "Cancel clients that read nothing for so long.")] = None,
-    client_share: Annotated[
-        float | None,
-        _option("PART", "Most of the places for one host, and one client of a host; default: 0.75.", min=0.01, max=1.0),
-    ] = None,
     grace: Annotated[float, _option("SECONDS", "Time for running answers to finish at the end.", min=0.0)] = 5.0,
     idle_limit: Annotated[float, _option("SECONDS", "End by itself when nobody has asked anything for so long; 0: never.", min=0.0)] = 0.0,
     log_dir: Annotated[Path | None, _option("DIR", "Keep the servers' logs here.")] = None,
     verbose: Verbose = False,
-    ready_fd: Annotated[int, typer.Option(hidden=True)] = -1,
-    lifeline_fd: Annotated[int, typer.Option(hidden=True)] = -1,
+    **settings: object,
 ) -> None:
     """Start a stack that stays: a router, and all stages of its pipelines.
 
@@ -352,36 +333,33 @@ def serve(
     # An address for HTTP wins over `no_http` if its source counts more: the command line, for example, over the file.
     if no_http and counts_more(context, "http", "no_http"):
         no_http = context.params["no_http"] = False
-    is_private = lifeline_fd >= 0  # The owner of a private stack asks over gRPC, and ends it: no gateway, no idle limit.
     try:
         checkpoints = by_pipeline(checkpoint or ())
         devices = by_stage(device or (), "--device")
         processes = counts(replicas or (), "--replicas")
-        settings = {name: by_stage(words, flag(name)) for name in OF_STAGES if (words := context.params[name])}
+        of_stages = {name: by_stage(words, flag(name)) for name in STAGE_SETTINGS if (words := context.params[name])}
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    servers = ServerOptions(
-        address=address,
-        http="" if no_http or is_private else http,
-        metrics_address=metrics_address,
-        metrics=metrics,
-        otlp=otlp,
-        max_sessions=max_sessions,
-        inline_limit=inline_limit,
-        stall_limit_s=stall_limit,
-        client_share=client_share,
-        grace_s=grace,
-        idle_limit_s=0.0 if is_private else idle_limit,
-    )
+    shared = {name: value for name in SERVER_SETTINGS if (value := context.params[name]) is not None}
+    own = {each.name: context.params[each.name.removesuffix("_s")] for each in fields(ServerOptions) if each.name != "settings"}
+    servers = ServerOptions(**own | {"http": "" if no_http else http, "settings": shared})
     if print_config:
         print(settings_text(context))
         raise typer.Exit
-    choice = Choice(pipeline or (), checkpoints, devices, processes, dtype, settings, servers, loras=lora or ())
+    choice = Choice(pipeline or (), checkpoints, devices, processes, dtype, of_stages, servers, loras=lora or ())
     with errors_reported(verbose):
         if detach:
-            serving.serve_detached(choice, sys.argv[1:], log_dir)
+            serving.serve_detached(choice, log_dir, verbose)
         else:
-            serving.serve(choice, log_dir, verbose, ready_fd, lifeline_fd)
+            serving.serve(choice, log_dir, verbose)
+
+
+def launch(descriptor: Annotated[int, typer.Argument()]) -> None:
+    """Start the stack that a program orders in JSON over this descriptor."""
+    with errors_reported():
+        from omnistage.cli.stack.serve import serve_for_owner
+
+        serve_for_owner(descriptor)
 
 
 def stop(

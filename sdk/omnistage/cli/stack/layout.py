@@ -7,6 +7,10 @@ import json
 import socket
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from omnistage.host.settings import ServerSettings
 
 ANY_PORT = "127.0.0.1:0"
 
@@ -52,19 +56,18 @@ class ServerOptions:
     """Options that the servers of one stack share. address, metrics_address: HOST:PORT of the router and of its metrics. http: HOST:PORT of
     the gateway; empty: there is none. metrics: HOST:PORT where the launcher shows the metrics of all processes; empty: nowhere. otlp: URL
     of the collector that gets the spans of all processes; empty: none, unless a variable names one. idle_limit_s: the stack ends by itself
-    after so many seconds without a request; 0: never. In max_sessions 0, and in other options None, stands for the servers' own default."""
+    after so many seconds without a request; 0: never. max_sessions: 0: the servers' own. settings: further settings, by name, each for the
+    servers that have it."""
 
     address: str = ANY_PORT
     http: str = ""
     metrics_address: str = ANY_PORT
     metrics: str = ""
     max_sessions: int = 0
-    inline_limit: int | None = None
-    stall_limit_s: float | None = None
-    client_share: float | None = None
     grace_s: float = 5.0
     idle_limit_s: float = 0.0
     otlp: str = ""
+    settings: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +139,8 @@ class Layout:
     def stage_arguments(self, stage: StageLayout, neighbours: Sequence[str]) -> list[str]:
         """The command line of one stage server, without its own addresses. neighbours: HOST:PORT of the stage servers that it may connect
         to."""
+        from omnistage.stage.settings import StageSettings  # Imported here, because a help text does without.
+
         options = {
             "family": stage.family,
             "allow": ",".join(neighbours),
@@ -145,25 +150,24 @@ class Layout:
             **stage.settings,
             "checkpoint": stage.checkpoint or None,
             "options": json.dumps(dict(stage.options)) if stage.options else None,
-            "inline_limit": self.servers.inline_limit,
         }
-        return option_words(options | self._shared_options)
+        return option_words(options | self._shared_options(StageSettings))
 
     def router_arguments(self, addresses: Sequence[tuple[str, str]]) -> list[str]:
         """The command line of the router, without its own addresses. addresses: (PIPELINE/KIND, HOST:PORT) of every stage server."""
+        from omnistage.router.settings import RouterSettings  # Imported here, because a help text does without.
+
         options = {
             "pipeline": ",".join(pipeline.source for pipeline in self.pipelines),
             "stages": ",".join(f"{stage}={address}" for stage, address in addresses),
             "grace": self.servers.grace_s,
-            "stall_limit": self.servers.stall_limit_s,
-            "client_share": self.servers.client_share,
         }
-        return option_words(options | self._shared_options)
+        return option_words(options | self._shared_options(RouterSettings))
 
-    @property
-    def _shared_options(self) -> dict[str, object]:
-        """Options of the stage servers and of the router."""
-        return {"max_sessions": self.servers.max_sessions or None, "otlp": self.servers.otlp or None}
+    def _shared_options(self, kind: type[ServerSettings]) -> dict[str, object]:
+        """Options of the servers with settings of this kind that are given for the whole stack."""
+        settings = {name: value for name, value in self.servers.settings.items() if name in kind.model_fields}
+        return {"max_sessions": self.servers.max_sessions or None, "otlp": self.servers.otlp or None, **settings}
 
     def gateway_arguments(self, router: str) -> list[str]:
         """The command line of the gateway, without its own addresses. router: HOST:PORT of the router that it asks."""

@@ -7,12 +7,11 @@ import asyncio
 import json
 import os
 import shutil
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager, closing, nullcontext
-from dataclasses import replace
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, closing, nullcontext, suppress
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,13 +21,14 @@ from rich.markup import escape
 from omnistage.cli import interrupt
 from omnistage.cli.console import Notices
 from omnistage.cli.stack.ending import Ending, Owner, error_line, start_stack, watch_requests
-from omnistage.cli.stack.layout import Layout, reachable_address
+from omnistage.cli.stack.layout import Layout, ServerOptions, reachable_address
 from omnistage.cli.stack.pipelines import Choice, layout_of
 from omnistage.cli.stack.processes import open_log
 from omnistage.cli.stack.served import Served, StackEnd, all_served, announce, choose_stack, register_stack, state_folder, warn
 from omnistage.cli.stack.stack import Stack
 from omnistage.cli.wording import SHELL
 from omnistage.client.errors import OmniError, StackError
+from omnistage.client.private_stack import launcher_command
 from omnistage.host.background import end_tasks
 from omnistage.host.child import ChildProcess, ConnectedChild, describe_end
 from omnistage.host.descriptors import raise_limit
@@ -39,16 +39,14 @@ FIRST_PAUSE_S = 5.0
 MAX_PAUSE_S = 300.0
 
 
-def serve(choice: Choice, log_folder: Path | None, verbose: bool, ready_fd: int, lifeline_fd: int) -> None:
-    """Run a stack until SIGTERM, Ctrl-C, or the end of the lifeline. Raises StackError if no pipeline is left.
+def serve(choice: Choice, log_folder: Path | None, verbose: bool, owner: Owner | None = None) -> None:
+    """Run a stack until SIGTERM, Ctrl-C, or the end of its owner if it is private. Raises StackError if no pipeline is left.
 
-    ready_fd: a descriptor that gets lines of JSON: {"address", "http", "metrics"} when the first pipeline serves, or {"error", "hint",
-    "log"}. The reader of such an error prints it, so typer.Exit is raised here instead of the error. lifeline_fd: a descriptor, for a
-    private stack: its owner writes {"start": NAME} there for each further pipeline, and gets over ready_fd {"pipeline"} when it serves, or
-    the same with an error. -1: there is none.
-    """
+    owner: gets a line of JSON, {"address", "http", "metrics"}, when the first pipeline serves, or {"error", "hint", "log"}. The reader of
+    such an error prints it, so typer.Exit is raised here instead of the error. The owner of a private stack writes {"start": NAME} for each
+    further pipeline, and gets {"pipeline"} when it serves, or the same with an error. None: a person started it."""
     raise_limit()
-    owner = Owner(ready_fd, lifeline_fd)
+    owner = owner or Owner()
     if log_folder is not None:
         log_folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -59,6 +57,21 @@ def serve(choice: Choice, log_folder: Path | None, verbose: bool, ready_fd: int,
         if owner.tell_first(error_line(error)):
             raise typer.Exit(1) from error
         raise
+
+
+def serve_for_owner(fd: int) -> None:
+    """Run the stack that a program orders over this end of a socket: the fields of a Choice in JSON, and `log_folder` and `verbose`. Raises
+    the errors of `serve`, and StackError if there is no order."""
+    owner = Owner(fd)
+    try:
+        order = owner.read_order()
+        log_folder, verbose = order.pop("log_folder"), order.pop("verbose")
+        choice = Choice(**order | {"servers": ServerOptions(**order["servers"])})
+    except (ValueError, TypeError, KeyError, OSError) as error:
+        refusal = StackError(f"no stack was ordered: {error}")
+        owner.tell_first(error_line(refusal))
+        raise refusal from None
+    serve(choice, log_folder and Path(log_folder), verbose, owner)
 
 
 async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, owner: Owner) -> None:
@@ -189,9 +202,9 @@ MARGIN_S = 15.0
 """How much longer than its grace a stack may take to end."""
 
 
-def serve_detached(choice: Choice, words: Sequence[str], log_folder: Path | None) -> None:
-    """Start a stack in a session of its own, wait until it serves, and leave it running. words: the arguments as typed; the new launcher
-    gets them without --detach. log_folder: None: a new folder. Raises StackError, also if the stack ends before it serves."""
+def serve_detached(choice: Choice, log_folder: Path | None, verbose: bool) -> None:
+    """Start a stack in a session of its own, wait until it serves, and leave it running. log_folder: None: a new folder. Raises StackError,
+    also if the stack ends before it serves."""
     # The launcher makes it too. Made here first, so that errors and the bars of fetches are seen on this terminal.
     layout = layout_of(choice)
     if log_folder is None:
@@ -199,11 +212,13 @@ def serve_detached(choice: Choice, words: Sequence[str], log_folder: Path | None
     log_folder.mkdir(parents=True, exist_ok=True)
     notices = Notices()
     warn(layout, notices)
-    command = [sys.executable, "-m", "omnistage.cli", *(word for word in words if word != "--detach"), "--log-dir", str(log_folder)]
+    order = {**asdict(choice), "log_folder": str(log_folder), "verbose": verbose, "is_private": False}
     with open_log(log_folder / LOG) as log:
-        launcher = ConnectedChild(lambda fd: [*command, "--ready-fd", str(fd)], output=log.fileno(), errors=log)
+        launcher = ConnectedChild(launcher_command, output=log.fileno(), errors=log)
     try:
         with notices.status("starting the stack"):
+            with suppress(BrokenPipeError):  # It has ended; below it is said how.
+                launcher.channel.sendall(json.dumps(order).encode() + b"\n")
             answer = json.loads(next(launcher.lines(), b"{}"))
     except BaseException:
         launcher.terminate()

@@ -18,10 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnistage.models.interface import BadRequest, Sound
+from omnistage.stage.params import descriptor_of, rule_of
+from omnistage.v1 import stage_pb2
 
 Samples = NDArray[np.float32]
 
-RATES_HZ = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
+RATES_HZ = tuple(map(int, rule_of(descriptor_of(stage_pb2.Code2WavParams).fields_by_name["sample_rate_hz"]).such_as))
 """Rates that players, telephones and codecs accept."""
 FIELD = "code2wav.sample_rate_hz"
 QUALITY = "VHQ"

@@ -9,11 +9,11 @@ from contextlib import aclosing, asynccontextmanager
 from functools import partial
 
 from omnistage.code2wav.resampling import Conversion, convert_sounds, warm_up
-from omnistage.models.interface import USUAL_PROFILE, Code2WavModel, P, Piece, Profile, Sound, WaveRequest
+from omnistage.models.interface import Code2WavModel, P, Piece, Sound, WaveRequest
 from omnistage.stage.content import pieces, sound_outputs
 from omnistage.stage.logic import Input, Kept, Output, SessionTiming, Start, Work
 from omnistage.stage.model import ModelStage, refusals
-from omnistage.stage.params import bad_request, check_kind
+from omnistage.stage.params import check_params, values_for
 from omnistage.v1 import chunk_pb2, stage_pb2
 
 GRACE_S = 0.02
@@ -62,14 +62,10 @@ class Code2WavStage(ModelStage[Code2WavModel[P]]):
         self._rate_hz = round(self._output.rate_hz)
 
     async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
-        check_kind(request.params, "code2wav")
+        check_params(request.params, "code2wav")
         params = request.params.code2wav
-        if params.profile and params.profile not in tuple(Profile):
-            raise bad_request("code2wav.profile", f"must be one of {', '.join(Profile)}")
         encoding = params.encoding or chunk_pb2.AUDIO_ENCODING_PCM16
-        if encoding not in chunk_pb2.AudioEncoding.values():
-            raise bad_request("code2wav.encoding", f"must be one of {chunk_pb2.AudioEncoding.keys()[1:]}")  # Without UNSPECIFIED.
-        wave = WaveRequest(request.seed, params.profile or USUAL_PROFILE, params.voice, request.client)
+        wave = WaveRequest(request.seed, client=request.client, **values_for(WaveRequest, params))
         with refusals():
             conversion = Conversion.for_rates(self._rate_hz, params.sample_rate_hz)
             prepared = await self._model.prepare(wave)

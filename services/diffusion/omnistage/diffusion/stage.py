@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -31,25 +30,9 @@ from omnistage.models.interface import (
 from omnistage.stage.content import code_outputs, codes_of, pieces, row_outputs, sound_outputs
 from omnistage.stage.logic import Input, Output, SessionTiming, Start, Work
 from omnistage.stage.model import ModelStage, refusals
-from omnistage.stage.params import POSITIONS, bad_request, check_kind, media_of, output_type_of
+from omnistage.stage.params import POSITIONS, bad_request, check_params, media_of, output_type_of, values_for
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 
-MAX_PROMPT_CHARACTERS = 32_000
-"""Largest number of characters of a prompt, as in OpenAI's interface; the gateway has it too."""
-MAX_PIXELS = 16384
-MAX_STEPS = 1000
-MAX_GUIDANCE = 100
-MAX_RESULTS = 8
-MAX_PREVIEWS = 16
-MAX_PREVIEW_SIDE = 1024
-MAX_FRAMES = 1 << 16
-MAX_SECONDS = 3600
-MIN_RATE_HZ, MAX_RATE_HZ = 0.1, 120
-MAX_FLOW_SHIFT = 100
-MAX_LAYERS = 64
-MIN_SIGMA = 1e-6
-"""Smallest sigma, above 0 because some schedulers compute its logarithm in float32."""
-MAX_SIGMA = 1e6
 MAX_OPTION_CHARACTERS = 20_000
 OPTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 MAX_PART_BYTES = 1 << 20
@@ -67,7 +50,7 @@ class DiffusionStage(ModelStage[DiffusionModel[P]]):
         self._rows = {port.name: port for port in model.info.produces if port.content in (Content.TENSOR, Content.CODES)}
 
     async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
-        check_kind(request.params, "diffusion")
+        check_params(request.params, "diffusion")
         draw = replace(parse(request.params.diffusion, request.seed), client=request.client)
         codes = self._ports.get(Content.CODES)
         if codes is not None and codes.compact and codes.name not in start.ended_ports:
@@ -143,71 +126,27 @@ def _parts(data: bytes) -> Iterator[tuple[tensor_pb2.InlinePart, bool]]:
 
 
 def parse(params: stage_pb2.DiffusionParams, seed: int) -> DrawRequest:
-    """Check the parameters of a drawing and return them as models take them. Raises BAD_REQUEST with the field that is bad."""
+    """The parameters of a drawing, checked, as models take them. Raises BAD_REQUEST with the field that is bad."""
     if not params.prompt.strip():
         raise bad_request("diffusion.prompt", "a prompt is needed")
-    for name in ("prompt", "negative_prompt"):
-        if len(getattr(params, name)) > MAX_PROMPT_CHARACTERS:
-            raise bad_request(f"diffusion.{name}", f"at most {MAX_PROMPT_CHARACTERS} characters")
-    _at_most(params.width, MAX_PIXELS, "width", minimum=1)
-    _at_most(params.height, MAX_PIXELS, "height", minimum=1)
-    _at_most(params.results, MAX_RESULTS, "results", minimum=1)
-    _at_most(params.previews, MAX_PREVIEWS, "previews")
-    _at_most(params.preview_side, MAX_PREVIEW_SIDE, "preview_side", minimum=1)
-    _at_most(params.step_cache, 1, "step_cache")
-    _at_most(params.steps, MAX_STEPS, "steps", minimum=1)
-    _at_most(params.frames, MAX_FRAMES, "frames", minimum=1)
-    _at_most(params.layers, MAX_LAYERS, "layers")
-    _at_most(params.duration_s, MAX_SECONDS, "duration_s")
-    _at_most(params.frames_per_second, MAX_RATE_HZ, "frames_per_second", minimum=MIN_RATE_HZ)
-    _at_most(params.flow_shift, MAX_FLOW_SHIFT, "flow_shift")
-    _at_most(params.begin_s, MAX_SECONDS, "begin_s")
-    for name in ("guidance_scale", "guidance_scale_2"):
-        if params.HasField(name):
-            _at_most(getattr(params, name), MAX_GUIDANCE, name)
-    if params.HasField("strength") and not 0 < params.strength <= 1:
-        raise bad_request("diffusion.strength", "must be above 0, at most 1")
-    _check_sigmas(params.sigmas)
+    # Compared in float32, the form that schedulers expect.
+    if any(sigma <= next_sigma for sigma, next_sigma in pairwise(np.array(params.sigmas, np.float32))):
+        raise bad_request("diffusion.sigmas", "each must be below the one before it: give the noisiest first")
     _check_options(params.options)
+    options = values_for(DrawRequest, params)
+    if params.media_type:
+        options["media_type"] = output_type_of(params.media_type, "diffusion", "image/png, or be left out")
     return DrawRequest(
         seed=seed,
-        prompt=params.prompt,
-        negative_prompt=params.negative_prompt,
         images=tuple(media_of(image, "diffusion.images") for image in params.images),
-        width=params.width,
-        height=params.height,
-        frames=params.frames,
-        seconds=params.duration_s,
-        layers=params.layers,
-        steps=params.steps,
-        guidance_scale=params.guidance_scale if params.HasField("guidance_scale") else None,
-        guidance_scale_2=params.guidance_scale_2 if params.HasField("guidance_scale_2") else None,
-        frames_per_second=params.frames_per_second,
-        flow_shift=params.flow_shift,
-        begin_s=params.begin_s,
-        results=params.results or 1,
-        previews=params.previews,
-        preview_side=params.preview_side,
-        step_cache=params.step_cache,
-        sigmas=tuple(params.sigmas),
-        strength=params.strength if params.HasField("strength") else None,
         mask_image=_picture(params, "mask_image"),
         control_image=_picture(params, "control_image"),
-        options=dict(params.options),
-        media_type=params.media_type and output_type_of(params.media_type, "diffusion", "image/png, or be left out"),
+        **options,
     )
 
 
 def _picture(params: stage_pb2.DiffusionParams, name: str) -> Media | None:
     return media_of(getattr(params, name), f"diffusion.{name}") if params.HasField(name) else None
-
-
-def _check_sigmas(sigmas: Sequence[float]) -> None:
-    if not all(MIN_SIGMA <= sigma <= MAX_SIGMA for sigma in sigmas):
-        raise bad_request("diffusion.sigmas", f"each must be from {MIN_SIGMA:g} to {MAX_SIGMA:g}")
-    # Compared in float32, the form that schedulers expect.
-    if any(sigma <= next_sigma for sigma, next_sigma in pairwise(np.array(sigmas, np.float32))):
-        raise bad_request("diffusion.sigmas", "each must be below the one before it: give the noisiest first")
 
 
 def _check_options(options: Mapping[str, str]) -> None:
@@ -216,10 +155,3 @@ def _check_options(options: Mapping[str, str]) -> None:
             raise bad_request("diffusion.options", f"{name[:64]!r} is no name of an option: give letters, digits and _, at most 64")
         if len(value) > MAX_OPTION_CHARACTERS:
             raise bad_request("diffusion.options", f"{name} has {len(value)} characters: give at most {MAX_OPTION_CHARACTERS}")
-
-
-def _at_most(value: float, maximum: float, name: str, *, minimum: float = 0) -> None:
-    """Raise BAD_REQUEST for a value below `minimum` or above `maximum`, and for NaN. 0 always passes, because it means that the field was
-    left out."""
-    if not math.isfinite(value) or (value and not minimum <= value <= maximum):
-        raise bad_request(f"diffusion.{name}", f"must be from {minimum} to {maximum}")

@@ -1,8 +1,7 @@
-"""Parameters that more than one kind of stage has, checked and in the form of the models. Their ranges are those of stage.proto."""
+"""Parameters that more than one kind of stage has, checked and in the form of the models. Their ranges stand in stage.proto."""
 
 from __future__ import annotations
 
-import math
 import re
 
 from omnistage.models.conversation import Media, Streamed
@@ -10,13 +9,14 @@ from omnistage.models.interface import Sampling
 from omnistage.v1 import stage_pb2
 from omnistage.wire.errors import StageError
 from omnistage.wire.errors import bad_request as bad_request
+from omnistage.wire.fields import check
+from omnistage.wire.fields import descriptor_of as descriptor_of
+from omnistage.wire.fields import rule_of as rule_of
+from omnistage.wire.fields import values_for as values_for
 from omnistage.wire.limits import MAX_LOGIT_BIASES
-from omnistage.wire.limits import MAX_TOP_LOGPROBS as MAX_TOP_LOGPROBS
 
 POSITIONS = "resume.positions"
 HISTORY = "resume.history"
-
-MAX_LOGIT_BIAS = 100.0
 
 _COLOUR = re.compile(r"#[0-9a-fA-F]{6}")
 _CODECS = re.compile(r'\s*codecs\s*=\s*("[a-z0-9., -]{1,64}"|[a-z0-9.-]{1,64})\s*')
@@ -71,47 +71,19 @@ def output_type_of(text: str, field: str, example: str) -> str:
     return media_type_of(plain.strip(), field, example) + semicolon + codecs
 
 
-def sampling_of(params: stage_pb2.Sampling, field: str) -> Sampling:
-    """Sampling parameters as models take them. Raises BAD_REQUEST for a value out of range."""
-    _check_sampling(params, field)
-    return Sampling(
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p if params.HasField("top_p") else 1.0,
-        min_p=params.min_p,
-        repetition_penalty=params.repetition_penalty if params.HasField("repetition_penalty") else 1.0,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        logit_bias=dict(params.logit_bias),
-    )
+def sampling_of(params: stage_pb2.Sampling, kind: str) -> Sampling:
+    """Sampling parameters as models take them. kind: of the stage. Raises BAD_REQUEST for too many biases."""
+    if len(params.logit_bias) > MAX_LOGIT_BIASES:
+        raise bad_request(f"{kind}.sampling.logit_bias", f"at most {MAX_LOGIT_BIASES} tokens")
+    return Sampling(**values_for(Sampling, params))
 
 
-def _check_sampling(sampling: stage_pb2.Sampling, field: str) -> None:
-    """Raises BAD_REQUEST for a value out of range; NaN is in no range."""
-    _in_range(sampling.temperature, 0, 2, f"{field}.temperature")
-    _in_range(sampling.presence_penalty, -2, 2, f"{field}.presence_penalty")
-    _in_range(sampling.frequency_penalty, -2, 2, f"{field}.frequency_penalty")
-    if not 0 <= sampling.min_p < 1:
-        raise bad_request(f"{field}.min_p", "must be at least 0 and below 1")
-    if sampling.HasField("top_p") and not 0 < sampling.top_p <= 1:
-        raise bad_request(f"{field}.top_p", "must be above 0 and at most 1")
-    if sampling.HasField("repetition_penalty") and not 0 < sampling.repetition_penalty <= 100:
-        raise bad_request(f"{field}.repetition_penalty", "must be above 0 and at most 100")
-    if len(sampling.logit_bias) > MAX_LOGIT_BIASES:
-        raise bad_request(f"{field}.logit_bias", f"at most {MAX_LOGIT_BIASES} tokens")
-    for bias in sampling.logit_bias.values():
-        _in_range(bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS, f"{field}.logit_bias")
-
-
-def check_kind(params: stage_pb2.StageParams, kind: str) -> None:
-    """Raises BAD_REQUEST for params of another kind of stage; no params at all mean the defaults."""
+def check_params(params: stage_pb2.StageParams, kind: str) -> None:
+    """Raise BAD_REQUEST for params of another kind of stage, and for a value that the contract does not allow; no params at all mean the
+    defaults."""
     sent_kind = params.WhichOneof("kind")
     if sent_kind not in (None, kind):
         raise StageError(
             "BAD_REQUEST", f"open.params: this is a {kind}, the params are for a {sent_kind}", metadata={"field": "open.params"}
         )
-
-
-def _in_range(value: float, low: float, high: float, field: str) -> None:
-    if not math.isfinite(value) or not low <= value <= high:
-        raise bad_request(field, f"must be from {low} to {high}")
+    check(params)

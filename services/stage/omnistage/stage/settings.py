@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Collection, Iterable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import structlog
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, create_model, field_validator
 from pydantic_settings import NoDecode
 
 from omnistage.connector import INLINE_LIMIT
 from omnistage.host.addresses import Name, Resolver, SystemResolver, check_address, check_replica_address, name_of
 from omnistage.host.background import SHORTAGES
-from omnistage.host.settings import ServerSettings
+from omnistage.host.settings import ServerSettings, setting
+from omnistage.models.options import DEFAULTS, SETTING_ABOUT, LoadOptions
 
 log = structlog.get_logger("omnistage.stage.allowlist")
 
@@ -87,7 +88,20 @@ def check_device(text: str) -> str:
 Device = Annotated[str, AfterValidator(check_device), Field(json_schema_extra={"metavar": "cpu|cuda:N"})]
 
 
-class StageSettings(ServerSettings):
+def _load_settings() -> Any:
+    """The settings of a server that loads a model: a field for each setting of `LoadOptions` that not every model uses."""
+    kinds, made = get_type_hints(LoadOptions), dict[str, Any]()
+    for name, about in SETTING_ABOUT.items():
+        default: Any = DEFAULTS[name]
+        bounds: dict[str, Any] = {"gt" if about.above_least else "ge": about.least, "le": about.most}
+        text = f"{about.text[:1].lower()}{about.text[1:].removesuffix('.')}"
+        if not default:
+            bounds, text = {"ge": None if default is None else 0, "le": about.most}, f"{text}; {default or 0}: {about.default_text}"
+        made[name] = (kinds[name], setting(default, about.metavar, text, **bounds))
+    return create_model("LoadSettings", __base__=ServerSettings, **made)
+
+
+class StageSettings(_load_settings()):  # type: ignore[misc]  # A class that is made when this runs.
     """Settings that every kind of stage takes."""
 
     family: str = Field(description="family of models, such as smol", json_schema_extra={"metavar": "FAMILY"})
@@ -100,39 +114,13 @@ class StageSettings(ServerSettings):
         "auto",
         description="number format of the weights; auto: by the processor or device; replicas in unlike formats have unlike revisions",
     )
-    threads: int = Field(1, ge=1, le=64, description="torch threads; more than one only where it was measured to help")
     max_sessions: int = Field(0, ge=0, le=4096, description="sessions at once; 0: the model's own limit")
-    max_batch_size: int = Field(0, ge=0, le=4096, description="sequences in one step; 0: the model's own")
-    max_batch_tokens: int = Field(0, ge=0, le=1 << 20, description="rows in one step, prompts included; 0: the model's own")
-    kv_cache_bytes: int = Field(
-        0, ge=0, description="memory for keys and values; 0: the model's own", json_schema_extra={"metavar": "BYTES"}
-    )
-    enable_cache: bool | None = Field(
-        None, description="keep what prompts that begin alike have in common; the model's own choice", json_schema_extra={"metavar": "BOOL"}
-    )
-    tensor_parallel_size: int = Field(1, ge=1, le=64, description="processes of this machine that the model is spread over, a GPU each")
-    gpu_memory_utilization: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="part of a GPU's memory that may be filled; 0: the model's own; means nothing on a CPU",
-        json_schema_extra={"metavar": "PART"},
-    )
-    memory_share: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="part of its device's memory that this server may count on, where others that take what they find free are on it too",
-        json_schema_extra={"metavar": "PART"},
-    )
     allow: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="next hops that may be dialled, comma-separated; a name stands for all addresses that it has",
         json_schema_extra={"metavar": "HOST:PORT,..."},
     )
-    inline_limit: int = Field(
-        INLINE_LIMIT, ge=0, description="tensors below this many bytes travel in the message", json_schema_extra={"metavar": "BYTES"}
-    )
+    inline_limit: int = setting(INLINE_LIMIT, "BYTES", "tensors below this many bytes travel in the message", is_of_stack=True, ge=0)
     arena_bytes: int = Field(
         -1, ge=-1, description="shared memory for tensors; -1: a share of what is free; 0: none", json_schema_extra={"metavar": "BYTES"}
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -12,10 +11,8 @@ from omnistage.models.interface import Alignment, Content, Frames, P, SpeechRequ
 from omnistage.stage.content import codes_of, pieces, row_outputs
 from omnistage.stage.logic import Input, Output, SessionTiming, Start, Work
 from omnistage.stage.model import ModelStage, refusals
-from omnistage.stage.params import bad_request, check_kind, sampling_of
+from omnistage.stage.params import check_params, sampling_of, values_for
 from omnistage.v1 import chunk_pb2, stage_pb2
-
-MAX_FRAMES = 1 << 20
 
 
 class TalkerStage(ModelStage[TalkerModel[P]]):
@@ -30,7 +27,7 @@ class TalkerStage(ModelStage[TalkerModel[P]]):
         (self._output,) = (port for port in model.info.produces if port.name != self._alignment)
 
     async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
-        check_kind(request.params, "talker")
+        check_params(request.params, "talker")
         speech = replace(parse(request.params.talker, request.seed), client=request.client, scope=request.scope)
         if self._output.compact:
             history = codes_of(start, self._output)  # Checked even if the port has ended.
@@ -85,11 +82,5 @@ class TalkerStage(ModelStage[TalkerModel[P]]):
 
 
 def parse(params: stage_pb2.TalkerParams, seed: int) -> SpeechRequest:
-    """Check the parameters and return them as models take them. Raises BAD_REQUEST with the bad field."""
-    sampling = sampling_of(params.sampling, "talker.sampling")
-    speed = params.speed if params.HasField("speed") else 1.0
-    if not math.isfinite(speed) or not 0.5 <= speed <= 2:
-        raise bad_request("talker.speed", "must be from 0.5 to 2")
-    if params.max_frames > MAX_FRAMES:
-        raise bad_request("talker.max_frames", f"must be at most {MAX_FRAMES}")
-    return SpeechRequest(seed=seed, voice=params.voice, sampling=sampling, max_frames=params.max_frames, speed=speed, plain=params.plain)
+    """The parameters, checked, as models take them. Raises BAD_REQUEST with the bad field."""
+    return SpeechRequest(seed=seed, sampling=sampling_of(params.sampling, "talker"), **values_for(SpeechRequest, params))

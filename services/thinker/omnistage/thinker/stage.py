@@ -6,26 +6,20 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 from omnistage.models.conversation import Part, Streamed, TextConstraint, Turn
 from omnistage.models.interface import Content, FinishReason, P, TensorRows, TextPiece, TextRequest, ThinkerModel
 from omnistage.stage.content import pieces, row_outputs
 from omnistage.stage.logic import Input, Output, SessionTiming, Start, Work
 from omnistage.stage.model import ModelStage, refusals
-from omnistage.stage.params import HISTORY, MAX_TOP_LOGPROBS, bad_request, check_kind, media_of, sampling_of, streamed_of
+from omnistage.stage.params import HISTORY, bad_request, check_params, media_of, sampling_of, streamed_of, values_for
 from omnistage.v1 import chunk_pb2, stage_pb2
 
-MAX_TOKENS = 32768
-MAX_STOP_CHARACTERS = 256
 MAX_CONSTRAINT_CHARACTERS = 1 << 16
 """Largest number of characters of a schema, of a regular expression, or of all choices together."""
-ROLES = frozenset({"system", "user", "assistant"})
 
-FINISH = {
-    FinishReason.STOP: chunk_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: chunk_pb2.FINISH_REASON_LENGTH,
-    FinishReason.INTERRUPTED: chunk_pb2.FINISH_REASON_INTERRUPTED,
-}
+FINISH = {reason: cast(chunk_pb2.FinishReason, chunk_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}")) for reason in FinishReason}
 FINISHED = {number: reason for reason, number in FINISH.items()}
 
 
@@ -44,7 +38,7 @@ class ThinkerStage(ModelStage[ThinkerModel[P]]):
         self._text = texts[0]
 
     async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
-        check_kind(request.params, "thinker")
+        check_params(request.params, "thinker")
         parsed = parse(request.params.thinker, request.seed, self._model.info.usual_tokens)
         parsed = continue_request(replace(parsed, client=request.client, scope=request.scope), start, self._text)
         with refusals():
@@ -75,29 +69,17 @@ class ThinkerStage(ModelStage[ThinkerModel[P]]):
 
 
 def parse(params: stage_pb2.ThinkerParams, seed: int, usual_tokens: int = 0) -> TextRequest:
-    """Check the parameters and return them as models take them. usual_tokens: see ModelInfo. Raises BAD_REQUEST with the bad field."""
+    """The parameters, checked, as models take them. usual_tokens: see ModelInfo. Raises BAD_REQUEST with the bad field."""
     max_tokens = params.max_tokens or usual_tokens
-    sampling = sampling_of(params.sampling, "thinker.sampling")
-    if not max_tokens or params.max_tokens > MAX_TOKENS:
-        raise bad_request("thinker.max_tokens", f"must be from 1 to {MAX_TOKENS}")
+    if not max_tokens:
+        raise bad_request("thinker.max_tokens", "must be at least 1")
     if params.min_tokens > max_tokens:
         raise bad_request("thinker.min_tokens", "must not be above max_tokens")
-    if any(not 1 <= len(stop) <= MAX_STOP_CHARACTERS for stop in params.stop):
-        raise bad_request("thinker.stop", f"strings of 1 to {MAX_STOP_CHARACTERS} characters")
-    if params.top_logprobs > MAX_TOP_LOGPROBS:
-        raise bad_request("thinker.top_logprobs", f"must be at most {MAX_TOP_LOGPROBS}")
+    if not all(params.stop):
+        raise bad_request("thinker.stop", "has an empty text")
+    options = values_for(TextRequest, params) | {"max_tokens": max_tokens, "logprobs": params.logprobs or params.top_logprobs > 0}
     return TextRequest(
-        turns=_turns(params),
-        seed=seed,
-        sampling=sampling,
-        max_tokens=max_tokens,
-        min_tokens=params.min_tokens,
-        stop=tuple(params.stop),
-        ignore_eos=params.ignore_eos,
-        logprobs=params.logprobs or params.top_logprobs > 0,
-        top_logprobs=params.top_logprobs,
-        verbatim=params.verbatim,
-        constraint=_constraint(params),
+        turns=_turns(params), seed=seed, sampling=sampling_of(params.sampling, "thinker"), constraint=_constraint(params), **options
     )
 
 
@@ -117,8 +99,8 @@ def _turns(params: stage_pb2.ThinkerParams) -> tuple[Turn, ...]:
     if not params.messages and not params.verbatim:
         raise bad_request("thinker.messages", "at least one message is needed")
     for message in params.messages:
-        if message.role not in ROLES:
-            raise bad_request("thinker.messages.role", f"must be one of {sorted(ROLES)}")
+        if not message.role:  # Another one is refused by the contract.
+            raise bad_request("thinker.messages.role", "is empty: give system, user or assistant")
     turns = tuple(Turn(message.role, tuple(map(_part, message.parts))) for message in params.messages)
     ports = [part.port for turn in turns for part in turn.parts if isinstance(part, Streamed)]
     if len(set(ports)) < len(ports):
