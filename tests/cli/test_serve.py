@@ -1,4 +1,4 @@
-"""`omnistage serve` from start to end, and the keeper of each process, which starts it again."""
+"""`omnistage serve` from start to end."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager, closing, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from urllib.request import ProxyHandler, build_opener
 
@@ -24,23 +22,17 @@ import pytest
 
 from helpers import lengths
 from helpers.command import omnistage
-from helpers.hanging import ENDING, HOLD
 from helpers.output import COMMAND
-from helpers.ports import take_address
-from helpers.processes import ProcessFamily, StartedProcess, busy_cores, few_descriptors, open_files, wait_end
-from helpers.servers import stage_stub
+from helpers.processes import ProcessFamily, StartedProcess, few_descriptors, open_files, wait_end
 from helpers.serving import ServeProcess, pid_of, serving
 from helpers.toy_pipeline import toy_pipeline
-from helpers.waiting import until
-from omnistage.cli.stack import processes
-from omnistage.cli.stack.processes import StackProcess, keep
+from omnistage.cli.stack.processes import StackProcess
 from omnistage.cli.stack.resources import OOM_SCORE, bound_text, mapped, memory_of_machine, router_bounds, stage_bounds
 from omnistage.client import Omni
 from omnistage.client.connection import Replica
 from omnistage.client.errors import StackError
 from omnistage.client.private_stack import StackPlan
 from omnistage.gateway import film_store
-from omnistage.v1 import stage_pb2
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS, HEADERS, END_HEADERS = 4, 1, 4
@@ -349,101 +341,6 @@ def test_a_stack_that_others_reach_says_so(family: ProcessFamily, alone: str) ->
         page = server.report("page:").split()[0]
         with build_opener(ProxyHandler({})).open(f"{page}/ready", timeout=60) as ready:
             assert ready.status == 200 and "//127.0.0.1:" in page
-
-
-# The keeper
-
-
-QUESTIONS = processes.MAX_UNANSWERED + 2
-"""That a sound process is asked: more than would end one that hangs."""
-
-
-@dataclass
-class KeptTalker:
-    """A toy Talker with its keeper. told: what the keeper said."""
-
-    child: StackProcess
-    told: asyncio.Queue[tuple[str, str]]
-
-    async def described(self) -> int:
-        """The pid that answers there."""
-        async with stage_stub(self.child.address) as stub:
-            return (await stub.Describe(stage_pb2.DescribeRequest(), timeout=60, wait_for_ready=True)).pid
-
-
-@asynccontextmanager
-async def kept(log: Path) -> AsyncIterator[KeptTalker]:
-    words, variables = ["omnistage.talker", "--family", "toy"], {**os.environ, **ENDING}
-    child = StackProcess("talker", "helpers.hanging", words, take_address(), "127.0.0.1:0", log, variables)
-    lifeline = os.pipe()
-    told: asyncio.Queue[tuple[str, str]] = asyncio.Queue(100)
-    try:
-        await child.start(lifeline[0])
-        keeping = asyncio.create_task(keep(child, lifeline[0], lambda what, text: told.put_nowait((what, text))))
-        try:
-            yield KeptTalker(child, told)
-        finally:
-            keeping.cancel()
-            await asyncio.wait({keeping})
-    finally:
-        await child.stop(5.0)
-        for fd in lifeline:
-            os.close(fd)
-
-
-async def test_a_process_whose_python_stands_still_is_killed_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own watchdog stands still too, and gRPC's threads keep its connections: nobody else would ever end it."""
-    monkeypatch.setattr(processes, "PERIOD_S", 0.5)
-    async with kept(tmp_path / "log") as server, asyncio.timeout(90):
-        held = server.child.pid
-        assert await server.described() == held
-        os.kill(held, HOLD)
-        assert await server.told.get() == ("lost", f"talker (pid {held}) did not answer for 3 s and was killed")
-        what, _ = await server.told.get()
-        assert what == "restarted"
-        assert await server.described() == server.child.pid != held
-        events = [json.loads(line)["event"] for line in (tmp_path / "log").read_text().splitlines() if line.startswith("{")]
-        assert "thread.wedged" not in events and events.count("server.ready") == 2
-
-
-async def test_a_process_that_is_stopped_while_it_starts_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is continued soon is left alone."""
-    monkeypatch.setattr(processes, "PERIOD_S", 0.2)
-    async with kept(tmp_path / "log") as server, asyncio.timeout(90):
-        for is_continued in (False, True):
-            running = server.child.pid
-            os.kill(running, signal.SIGKILL)
-            assert (await server.told.get())[0] == "lost"
-            await until(lambda running=running: server.child.pid != running)  # type: ignore[misc]
-            os.kill(server.child.pid, signal.SIGSTOP)
-            if is_continued:
-                await asyncio.sleep(2 * processes.PERIOD_S)
-                os.kill(server.child.pid, signal.SIGCONT)
-            else:
-                end = "talker was stopped by a signal for 1.2 s while it started and was killed"
-                assert await server.told.get() == ("failed", end)
-            assert (await server.told.get())[0] == "restarted"
-            assert await server.described() == server.child.pid
-
-
-@lengths.long_form("cli/test_serve.py::test_a_keeper_that_was_held_up_itself_blames_nobody", unkept="busy cores end no process")
-@pytest.mark.serial
-async def test_a_busy_machine_ends_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "PERIOD_S", 0.5)
-    async with kept(tmp_path / "log") as server:
-        with busy_cores():
-            await asyncio.sleep(QUESTIONS * processes.PERIOD_S)
-            assert await server.described() == server.child.pid
-        assert server.told.empty()
-
-
-async def test_a_keeper_that_was_held_up_itself_blames_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "PERIOD_S", 0.25)
-    async with kept(tmp_path / "log") as server:
-        await asyncio.sleep(processes.PERIOD_S)
-        time.sleep(2 * processes.MAX_UNANSWERED * processes.PERIOD_S)  # noqa: ASYNC251
-        await asyncio.sleep(2 * processes.PERIOD_S)
-        assert server.told.empty() and await server.described() == server.child.pid
 
 
 @pytest.mark.parametrize("room", range(6))

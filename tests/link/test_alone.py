@@ -20,6 +20,7 @@ from helpers.servers import CREDENTIALS, local_stage, toy_logic, watch_until
 from helpers.waiting import until
 from omnistage.link.link import Link
 from omnistage.link.liveness import SILENCE, TICK_S, Channels
+from omnistage.link.search import Outlook
 from omnistage.v1 import stage_pb2
 from omnistage.wire.errors import StageError
 from omnistage.wire.proto_values import duration
@@ -75,6 +76,9 @@ class GrowingRoute:
 
     def others(self, address: str, revisions: Sequence[str]) -> Sequence[str]:
         return [other for other in self.addresses if other != address]
+
+    def outlook(self, revisions: Sequence[str]) -> Outlook:
+        return Outlook.THERE
 
     def note_loss(self, address: str) -> None:
         """The route keeps the lost address."""

@@ -120,7 +120,7 @@ class Watchdog:
         """All threads that matter, by number; empty if they cannot be read, for example because no descriptor is left: then no thread is
         judged."""
         try:
-            threads = read_threads({process for judge in self._judges for process in judge.thread.processes})
+            threads = read_threads({"self", *(process for judge in self._judges for process in judge.thread.processes)})
         except SHORTAGES as error:
             if not self._is_blind:  # Once, not four times a second.
                 log.warning("watchdog.sees_nothing", why=repr(error))
@@ -184,7 +184,7 @@ class _Look:
 
 def _look(before: Mapping[int, KernelThread], after: Mapping[int, KernelThread], elapsed_s: float) -> _Look:
     """Compare two readings of the threads. elapsed_s: seconds between them; if the second came too late, none count."""
-    uses = {number: _use(before[number], task, elapsed_s) for number, task in after.items() if number in before}
+    uses = uses_between(before, after, elapsed_s)
     if elapsed_s > PERIOD_S + LATE_S:
         return _Look(uses, 0.0, 0.0)
     own_id = threading.get_native_id()
@@ -194,6 +194,11 @@ def _look(before: Mapping[int, KernelThread], after: Mapping[int, KernelThread],
     # A thread that waits for a disk does something too; the kernel does not say for how long.
     native_s = max((elapsed_s if use.state == "D" else use.cpu_s + use.delay_s for use in native), default=0.0)
     return _Look(uses, max(elapsed_s - delay_s, 0.0), max(elapsed_s - max(delay_s, native_s), 0.0))
+
+
+def uses_between(before: Mapping[int, KernelThread], after: Mapping[int, KernelThread], elapsed_s: float) -> dict[int, KernelThread]:
+    """The times of all threads that are in both readings, and their states at the second. elapsed_s: seconds between the readings."""
+    return {number: _use(before[number], task, elapsed_s) for number, task in after.items() if number in before}
 
 
 def _use(before: KernelThread, after: KernelThread, elapsed_s: float) -> KernelThread:
@@ -285,10 +290,10 @@ class KernelThread:
     delay_s: float
 
 
-def read_threads(processes: Iterable[int] = ()) -> dict[int, KernelThread]:
-    """The threads of this process and of the processes with the given ids, by thread number. Raises OSError if they cannot be read, for
+def read_threads(processes: Iterable[int | str]) -> dict[int, KernelThread]:
+    """The threads of processes, by thread number. processes: their ids; "self" is this one. Raises OSError if they cannot be read, for
     example because no descriptor is left."""
-    threads = (folder for process in ("self", *processes) for folder in _folders(Path(f"/proc/{process}/task")))
+    threads = (folder for process in processes for folder in _folders(Path(f"/proc/{process}/task")))
     return {int(folder.name): thread for folder in threads if (thread := _thread(folder)) is not None}
 
 

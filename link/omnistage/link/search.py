@@ -7,6 +7,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from types import TracebackType
 from typing import Protocol
 
 import structlog
@@ -24,6 +26,14 @@ PATIENCE_S = 0.25
 """Seconds that a link with fixed addresses waits for a replica that comes back at once. The router, which can place anew, waits longer."""
 
 
+class Outlook(Enum):
+    """What a link may expect of its route: all stages have a replica; one has none, and it is being started again; one is gone."""
+
+    THERE = "there"
+    AWAITED = "awaited"
+    GONE = "gone"
+
+
 class Route(Protocol):
     """The addresses to which a link may go."""
 
@@ -36,7 +46,11 @@ class Route(Protocol):
 
     @property
     def patience_s(self) -> float:
-        """How long to go on asking for a replica while none takes the session."""
+        """How long to go on asking for a replica while none takes the session, from the loss on, or from the moment at which a stage that
+        was awaited is there again."""
+
+    def outlook(self, revisions: Sequence[str]) -> Outlook:
+        """What a further attempt may expect. revisions: as in `place`."""
 
     def place(self, revisions: Sequence[str]) -> tuple[Sequence[str], Sequence[stage_pb2.Hop]]:
         """Addresses for the next attempt, best first, and the hops after this stage. revisions: which this stage and each stage after it
@@ -62,6 +76,9 @@ class FixedRoute:
     places_anew: bool = False
     patience_s: float = PATIENCE_S
 
+    def outlook(self, revisions: Sequence[str]) -> Outlook:
+        return Outlook.THERE
+
     def place(self, revisions: Sequence[str]) -> tuple[Sequence[str], Sequence[stage_pb2.Hop]]:
         return self.addresses, self.later_hops
 
@@ -83,6 +100,32 @@ FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.2
 """Longest pause between two rounds through the replicas, in seconds."""
 
+
+class _AwaitedStage:
+    """The wait of one search for a stage that is being started again, in the log; a context manager."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None  # None: no stage is awaited
+        self._stage = ""
+
+    def note(self, error: StageError, deadline: Deadline) -> None:
+        """Note that the stage that this error names is awaited. Raises DEADLINE if the time of the request is nearly over."""
+        if self._since is None:
+            self._since, self._stage = time.monotonic(), error.metadata.get("stage", "")
+            log.warning("link.waits", stage=self._stage, why=f"it is being started again: {error.message}")
+        if deadline.is_near:
+            message = f"the {self._stage} was being started again until the time of the request was over"
+            raise StageError("DEADLINE", message, metadata={"stage": self._stage}) from None
+
+    def __enter__(self) -> _AwaitedStage:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if self._since is not None:
+            waited_s = round(time.monotonic() - self._since, 3)
+            log.warning("link.waited", stage=self._stage, answers=kind is None, waited_s=waited_s)
+
+
 Ask = Callable[[str, Sequence[stage_pb2.Hop], Callable[[], bool]], Awaitable[Stream]]
 """Opens a stream to a replica. It gets the address, the hops after it, and a function that returns whether to withdraw the Open if the
 replica does not answer at once."""
@@ -103,22 +146,29 @@ class Search:
 
     async def find(self, revisions: Sequence[str], ask: Ask) -> Stream:
         """Ask the replicas, in rounds, until one takes the session. revisions: as in Route.place. Raises the error of the last replica if
-        no further round can help, or the time for them is over."""
-        begin_s = time.monotonic()
-        patient_until_s = begin_s + min(self._route.patience_s, self._deadline.remaining_s)
+        no further round can help, or the time for them is over; DEADLINE if a stage is still being started again at the end of the time."""
+        begin_s = patient_since_s = time.monotonic()
         pause = FIRST_PAUSE_S
         self._named_addresses = set(self._route.others("", revisions))
-        while True:
-            try:
-                return await self._round(revisions, ask, begin_s + self._route.patience_s + SEARCH_S)
-            except StageError as error:
-                if not error.meaning.passes or not self.can_mend(error):
-                    raise
-                # A replica that was named since the last round is asked even if the time is over.
-                if time.monotonic() + pause > patient_until_s and not self._is_another(revisions):
-                    raise
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+        with _AwaitedStage() as awaited:
+            while True:
+                try:
+                    return await self._round(revisions, ask, patient_since_s + self._route.patience_s + SEARCH_S)
+                except StageError as error:
+                    if not error.meaning.passes or not self.can_mend(error):
+                        raise
+                    match self._route.outlook(revisions):
+                        case Outlook.AWAITED:
+                            awaited.note(error, self._deadline)
+                            patient_since_s = time.monotonic()
+                        case Outlook.GONE:
+                            patient_since_s = begin_s
+                    # A replica that was named since the last round is asked even if the time is over.
+                    remaining_s = min(patient_since_s + self._route.patience_s - time.monotonic(), self._deadline.remaining_s)
+                    if pause > remaining_s and not self._is_another(revisions):
+                        raise
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def can_mend(self, error: StageError) -> bool:
         """Whether another replica of this stage can help after an error. If a later stage was lost, it helps only on a route that can

@@ -11,12 +11,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 
 import structlog
 
 from omnistage.link.link import Link
 from omnistage.link.liveness import Channels
 from omnistage.link.replay import REPLAY_BYTES
+from omnistage.link.search import Outlook
 from omnistage.link.stream import Metadata
 from omnistage.router.admission import Place
 from omnistage.router.callers import name_of, scope_of
@@ -32,10 +34,6 @@ from omnistage.wire.errors import StageError
 from omnistage.wire.proto_values import KINDS, duration
 
 log = structlog.get_logger(__name__)
-
-PATIENCE_S = 5.0
-"""Seconds to wait for a replica that comes back. A small model is served again in less time, and the answer goes on. A large model takes
-longer, so the client gets the error that the stage is lost, with the delay until it may ask again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,14 @@ class PlacedRoute:
     first: str
     later_hops: Sequence[Hop]
     places_anew: bool = True
-    patience_s: float = PATIENCE_S
+
+    @property
+    def patience_s(self) -> float:
+        return self.placement.patience_s
+
+    def outlook(self, revisions: Sequence[str]) -> Outlook:
+        kinds = [self.first, *(hop.kind for hop in self.later_hops)]
+        return self.placement.outlook(dict(zip_longest(kinds, revisions[: len(kinds)], fillvalue="")))
 
     @property
     def kind(self) -> stage_pb2.StageKind:

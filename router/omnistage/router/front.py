@@ -347,7 +347,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
                     model=described.model,
                     address=replica.address,
                     pid=described.pid,
-                    state=replica.state,
+                    state=replica.state_for_people,
                     load=replica.load,
                     settings=described.settings,
                 )

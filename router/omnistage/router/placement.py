@@ -15,6 +15,7 @@ from omnistage.connector import shm
 from omnistage.host.addresses import Name, Resolver, SystemResolver, name_of
 from omnistage.host.background import SHORTAGES
 from omnistage.link.liveness import Channels
+from omnistage.link.search import Outlook
 from omnistage.router.process import ReplicaProcess
 from omnistage.v1 import omni_pb2, stage_pb2, stage_pb2_grpc
 from omnistage.wire.channel import ConnectionWatch
@@ -32,6 +33,8 @@ SILENCE_S = 2.5
 next report."""
 SECOND_LOOK_S = 0.5
 """Additional seconds in which the router reads reports that wait already, because the router itself may have been late."""
+LONE_PATIENCE_S = 5.0
+"""The default of `--lone-patience`. A small model is served again in less time."""
 RESTS_AFTER_S = 10.0
 """After so many seconds without a session the router stops listening to reports, because each report wakes every thread of gRPC in both
 processes repeatedly for a second."""
@@ -59,7 +62,8 @@ class PlacedReplica:
     placed: sessions that this router placed at the server since its last report, which may not count them yet. suspect: since the last
     report a link lost the server, or heard no sign of life from it. refused: the server does not accept this router's token. silent: the
     server counts as lost only because no report comes. rests: the router does not listen to the server now, and `load` is as old as the
-    last report. process: the state of the server's process, for the log. description: None: not described yet.
+    last report. kept: the launcher of this router starts the server again whenever it ends. process: the state of the server's process,
+    for the log. description: None: not described yet.
     """
 
     kind: str
@@ -74,6 +78,7 @@ class PlacedReplica:
     refused: bool = False
     silent: bool = False
     rests: bool = False
+    kept: bool = False
     process: ReplicaProcess = field(init=False)
 
     def __post_init__(self) -> None:
@@ -83,6 +88,11 @@ class PlacedReplica:
     def is_away(self) -> bool:
         """Whether the server has not answered yet, or does not answer any more."""
         return self.state in (STARTING, LOST)
+
+    @property
+    def state_for_people(self) -> omni_pb2.ReplicaState:
+        """The state as operators see it: a lost server that is being started again is starting."""
+        return STARTING if self.kept and self.state == LOST and not self.silent else self.state
 
     @property
     def busy(self) -> int:
@@ -109,14 +119,16 @@ class Placement:
         resolve: Resolver | None = None,
         boot_id: str = "",
         lookup_period_s: float = LOOKUP_PERIOD_S,
+        lone_patience_s: float = LONE_PATIENCE_S,
     ) -> None:
         """replicas: addresses by kind of stage, HOST:PORT or dns:///NAME:PORT. resolve: finds the addresses of a name; None: the system's
         resolver. boot_id: of the host on which the first stage should be; empty: this host. lookup_period_s: seconds between two
-        lookups."""
+        lookups. lone_patience_s: see RouterSettings."""
         self._channels = channels
         self._resolve = resolve or SystemResolver()
         self._boot_id = boot_id or shm.boot_id()
         self._lookup_period_s = lookup_period_s
+        self._lone_patience_s = lone_patience_s
         # Each address with the name that it stands for; a plain HOST:PORT stands for no name.
         by_kind = {kind: [(address, name_of(address)) for address in dict.fromkeys(addresses)] for kind, addresses in replicas.items()}
         self._names = [(kind, name) for kind, pairs in by_kind.items() for _, name in pairs if name]
@@ -235,23 +247,50 @@ class Placement:
 
     def count(self, kind: str, state: omni_pb2.ReplicaState) -> int:
         """The number of replicas of a kind in a state, by their last reports. Any thread may call this."""
-        return sum(replica.state == state for replica in list(self._replicas[kind]))
+        return sum(replica.state_for_people == state for replica in list(self._replicas[kind]))
+
+    # Waiting for lost stages ---------------------------------------------------------------------------------------------------------
+
+    def keep(self, addresses: Collection[str]) -> None:
+        """Note which servers the launcher starts again whenever they end: those at these addresses, and no others."""
+        for replica in self.all():
+            replica.kept = replica.address in addresses
+        self._notify()
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds to go on looking for a lost stage. The launcher may notice a loss a moment after this router."""
+        is_kept = any(replica.kept for replica in self.all())
+        return max(self._lone_patience_s, LONE_PATIENCE_S) if is_kept else self._lone_patience_s
+
+    def outlook(self, revisions: Mapping[str, str]) -> Outlook:
+        """What a session may expect. revisions: by kind of its stages, as in `place`."""
+        candidates = [self._candidates(kind, revision) for kind, revision in revisions.items()]
+        absent = [replicas for replicas in candidates if not _available(replicas)]
+        if not absent:
+            return Outlook.THERE
+        is_awaited = all(any(replica.kept for replica in replicas) for replicas in absent)
+        return Outlook.AWAITED if is_awaited else Outlook.GONE
 
     def _serving(self, kind: str, revision: str) -> list[PlacedReplica]:
-        """The replicas that take sessions now. Raises STAGE_LOST if there are none.
-
-        If any replica has the revision, only replicas of that revision count, even while they are out of reach: they may be back at once.
-        If none has it, all count, and the stage says why it refuses. If no replica serves, the silent ones are returned: a silent replica
-        may only be busy, and the link that waits for it finds out."""
-        replicas = [replica for replica in self._replicas[kind] if self._fits(replica)]
-        if revision and any(replica.revision == revision for replica in self._replicas[kind]):
-            replicas = [replica for replica in replicas if replica.revision == revision]
-        serving = [replica for replica in replicas if replica.state == SERVING] or [replica for replica in replicas if replica.silent]
+        """The replicas that take sessions now, or, if none does, those that are silent: a silent replica may only be busy, and the link
+        that waits for it finds out. Raises STAGE_LOST if there are none."""
+        serving = _available(self._candidates(kind, revision))
         if not serving:
             refusal = _refusal(self._replicas[kind])
             reason = f": the one {refusal}" if refusal else ""
             raise StageError("STAGE_LOST", f"no {kind} is reachable now{reason}", metadata={"stage": kind})
         return serving
+
+    def _candidates(self, kind: str, revision: str) -> list[PlacedReplica]:
+        """The replicas that may have the session, if they take sessions.
+
+        If any replica has the revision, only replicas of that revision count, even while they are out of reach: they may be back at once.
+        If none has it, all count, and the stage says why it refuses."""
+        replicas = [replica for replica in self._replicas[kind] if self._fits(replica)]
+        if revision and any(replica.revision == revision for replica in self._replicas[kind]):
+            replicas = [replica for replica in replicas if replica.revision == revision]
+        return replicas
 
     def _fits(self, replica: PlacedReplica) -> bool:
         """Whether a replica has described itself, and has the model and the ports that `pin` demands."""
@@ -431,6 +470,11 @@ class Placement:
     def _forget(self, replica: PlacedReplica) -> None:
         self._replicas[replica.kind].remove(replica)
         self._channels.forget(replica.address)
+
+
+def _available(replicas: Collection[PlacedReplica]) -> list[PlacedReplica]:
+    """Those of the replicas that take sessions; if none does, those that are silent."""
+    return [replica for replica in replicas if replica.state == SERVING] or [replica for replica in replicas if replica.silent]
 
 
 def _refusal(replicas: Collection[PlacedReplica]) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+import socket
+from collections.abc import Collection, Mapping, Sequence
 
 import grpc.aio
 import structlog
@@ -12,6 +13,7 @@ import structlog
 from omnistage.host.background import LastingTasks
 from omnistage.host.errors import StartError
 from omnistage.host.grpc_server import serve
+from omnistage.host.notes import NoteSocket
 from omnistage.host.process import tracing
 from omnistage.host.spans import Tracer
 from omnistage.host.token import read_token
@@ -54,7 +56,9 @@ class RouterServer:
         self._pipelines = pipelines
         self._metrics = metrics
         self._served = {
-            name: ServedPipeline(pipeline, Placement(self._channels, _addresses(pipeline, settings)))
+            name: ServedPipeline(
+                pipeline, Placement(self._channels, _addresses(pipeline, settings), lone_patience_s=settings.lone_patience)
+            )
             for name, pipeline in pipelines.items()
         }
         places = settings.max_sessions
@@ -72,6 +76,8 @@ class RouterServer:
         )
         self.interceptors: Sequence[grpc.aio.ServerInterceptor] = (Gate(callers),)
         self.lasting = LastingTasks()
+        self._launcher_fd = settings.launcher_fd
+        self._launcher: NoteSocket | None = None
 
     def register(self, server: grpc.aio.Server) -> None:
         self._front.register(server)
@@ -82,6 +88,9 @@ class RouterServer:
     async def start(self) -> None:
         """Wait until the first pipeline is served; the others follow on their own. Raises StartError if a pipeline does not fit its stages
         while none is served."""
+        if self._launcher_fd >= 0:
+            connection = socket.socket(fileno=self._launcher_fd)
+            self._launcher = NoteSocket(connection, lambda note: self._keep(note["kept"]), lambda: self._keep(()))
         first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         for name, served in self._served.items():
             self._metrics.watch(name, dict.fromkeys(served.pipeline.kinds, ""), served.placement.count)
@@ -107,6 +116,11 @@ class RouterServer:
             if not first.done():
                 first.set_result(None)
 
+    def _keep(self, addresses: Collection[str]) -> None:
+        """Note which stage servers the launcher starts again whenever they end."""
+        for served in self._served.values():
+            served.placement.keep(addresses)
+
     def _ready_placements(self) -> list[Placement]:
         return [served.placement for served in self._served.values() if served.is_ready]
 
@@ -126,6 +140,8 @@ class RouterServer:
         self._admission.drain()
 
     async def close(self) -> None:
+        if self._launcher is not None:
+            self._launcher.close()
         await self.lasting.close()
         await self._channels.close()
 

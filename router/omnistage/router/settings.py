@@ -36,6 +36,15 @@ class RouterSettings(ServerSettings):
         gt=0,
         le=1,
     )
+    lone_patience: float = setting(
+        5.0,
+        "SECONDS",
+        "seconds that an answer waits for a lost stage without another replica, if no launcher says that it starts it again",
+        ge=0,
+    )
+    launcher_fd: int = Field(
+        -1, description="a socket to the launcher, which tells what it starts again", json_schema_extra={"metavar": "FD"}
+    )
     start_fd: int = Field(
         -1, description="do not look for the stages before the other end of this pipe closes", json_schema_extra={"metavar": "FD"}
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,7 @@ class ToyOptions:
     requests before the frame in which it goes on, as if it had a left context. differs: the Talker makes other codes than others of its
     revision, as if it sampled differently. room: limit of characters of a conversation; 0: none. prebuffer_s: as in Sound; below 0:
     None. mute_every: the Talker reports the word of each row with a number divisible by this as unspoken; 0: none. thinks: how many of the
-    first tokens of an answer are a thought."""
+    first tokens of an answer are a thought. load_s: seconds that the model takes to load."""
 
     interval_s: float = 0.0
     max_chunk: int = 4
@@ -74,6 +75,7 @@ class ToyOptions:
     prebuffer_s: float = -1.0
     mute_every: int = 0
     thinks: int = 0
+    load_s: float = 0.0
 
     @classmethod
     def from_settings(cls, options: dict[str, Any]) -> ToyOptions:
@@ -381,17 +383,24 @@ class ToyDiffusion(Toy):
 # Functions of the table of families -----------------------------------------------------------------------------------------------------
 
 
+def _options(options: LoadOptions) -> ToyOptions:
+    """The options of a toy that loads now, after the time that this takes."""
+    toy_options = ToyOptions.from_settings(dict(options.family))
+    time.sleep(toy_options.load_s)
+    return toy_options
+
+
 def load_thinker(folder: Path | None, options: LoadOptions) -> ToyThinker:
-    return ToyThinker(ToyOptions.from_settings(dict(options.family)))
+    return ToyThinker(_options(options))
 
 
 def load_talker(folder: Path | None, options: LoadOptions) -> ToyTalker:
-    return ToyTalker(ToyOptions.from_settings(dict(options.family)))
+    return ToyTalker(_options(options))
 
 
 def load_code2wav(folder: Path | None, options: LoadOptions) -> ToyCode2Wav:
-    return ToyCode2Wav(ToyOptions.from_settings(dict(options.family)))
+    return ToyCode2Wav(_options(options))
 
 
 def load_diffusion(folder: Path | None, options: LoadOptions) -> ToyDiffusion:
-    return ToyDiffusion(ToyOptions.from_settings(dict(options.family)))
+    return ToyDiffusion(_options(options))

@@ -13,8 +13,9 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -24,6 +25,7 @@ from omnistage.cli.stack.resources import Bounds, bound_text, memory_of_machine
 from omnistage.client.errors import StackError
 from omnistage.host.background import first_of
 from omnistage.host.child import ConnectedChild, describe_end
+from omnistage.host.watchdog import KernelThread, read_threads, uses_between
 
 ANY_MEMORY = Bounds()
 
@@ -38,7 +40,8 @@ class StackProcess:
     name: for people, such as talker-1. module, arguments: its command line, as `python -m MODULE ARGUMENTS`. address: HOST:PORT at which it
     listens; the first start replaces port 0 by a port that it keeps. metrics_address: HOST:PORT of its metrics, with the real port once it
     serves. log: the file that gets its output; None: this process's stderr. environment: all its variables; None: those of this process.
-    fds: file descriptors that it inherits in addition to those of `start`. bounds: limits on its memory."""
+    fds: file descriptors that it inherits in addition to those of `start`. bounds: limits on its memory. connect: called at each start
+    with this end of a socket for notes (host.notes), of which the process gets the other end; None: it takes no notes."""
 
     name: str
     module: str
@@ -49,6 +52,7 @@ class StackProcess:
     environment: Mapping[str, str] | None = None
     fds: Sequence[int] = ()
     bounds: Bounds = ANY_MEMORY
+    connect: Callable[[socket.socket], object] | None = None
     _memory_bytes: int | None = field(default=None, init=False)
     """Its bound on memory."""
     _process: ConnectedChild | None = field(default=None, init=False)
@@ -87,14 +91,21 @@ class StackProcess:
 
     def _spawn(self, lifeline_fd: int, start_fd: int | None, words: Sequence[str]) -> ConnectedChild:
         """Start the process, with its output in the log. The arguments are those of `start`. Raises OSError."""
+        with ExitStack() as closing:
+            inherited = {"lifeline_fd": lifeline_fd} | ({} if start_fd is None else {"start_fd": start_fd})
+            if self.connect is not None:
+                ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+                closing.enter_context(theirs)
+                self.connect(ours)
+                inherited["launcher_fd"] = theirs.fileno()
 
-        def command(fd: int) -> list[str]:
-            places = {"metrics_address": self.metrics_address, "address": self.address}
-            fds = {"lifeline_fd": lifeline_fd, "start_fd": start_fd, "ready_fd": fd, "liveness_fd": fd}
-            return [sys.executable, "-m", self.module, *self.arguments, *words, *option_words({**places, **fds})]
+            def command(fd: int) -> list[str]:
+                places = {"metrics_address": self.metrics_address, "address": self.address}
+                options = {**places, **inherited, "ready_fd": fd, "liveness_fd": fd}
+                return [sys.executable, "-m", self.module, *self.arguments, *words, *option_words(options)]
 
-        fds = (lifeline_fd, *(() if start_fd is None else (start_fd,)), *self.fds)
-        with nullcontext(sys.stderr) if self.log is None else open_log(self.log) as log:
+            log = sys.stderr if self.log is None else closing.enter_context(open_log(self.log))
+            fds = (*inherited.values(), *self.fds)
             return ConnectedChild(command, fds=fds, environment=self.environment, output=log.fileno(), errors=log.fileno())
 
     async def _died_at_start(self, reason: str) -> StackError:
@@ -124,7 +135,7 @@ class StackProcess:
     async def silence(self) -> str:
         """Wait until the process that serves answers no more; returns a text that says so."""
         assert self._process is not None
-        return await wait_until_silent(self._process.channel)
+        return await wait_until_silent(self._process.channel, self.pid)
 
     async def stop(self, grace_s: float) -> None:
         """End the process by SIGTERM, and by SIGKILL if it then runs longer than grace_s and a margin. grace_s: seconds for its answers to
@@ -235,22 +246,70 @@ MAX_UNANSWERED = 6
 """After this many unanswered questions in a row the process counts as hung. Questions are counted and not seconds, so that a time in which
 this process itself did not run counts as one question at most."""
 
+MAX_EXCUSED = 24
+"""After this many questions in a row that a starved process has not answered, further ones count."""
+
+STARVED_SHARE = 0.5
+"""A process of which a thread waits for a CPU for this part of the time, by the kernel's count, may be starved."""
+
+SERVED_SHARE = 0.02
+"""A process that runs for this part of the time is not starved: an answer takes less than that."""
+
 _MAX_ANSWERS = 4096
 """Bytes read at a time: the answers of a slow process may come together."""
 
 
-async def wait_until_silent(connection: socket.socket) -> str:
-    """Ask until the process at the other end has not answered MAX_UNANSWERED questions in a row; return a text that says so. connection: a
-    socket that does not block."""
+async def wait_until_silent(connection: socket.socket, pid: int) -> str:
+    """Ask until the process at the other end has not answered MAX_UNANSWERED questions in a row; return a text that says so. At most
+    MAX_EXCUSED questions, asked while the machine left no time to the process, do not count. connection: a socket that does not block."""
     loop = asyncio.get_running_loop()
-    unanswered = 0
+    unanswered = excused = 0
+    times = _ProcessTimes(pid)
     next_at = _moment_after(loop.time())
     while unanswered < MAX_UNANSWERED:
         await asyncio.sleep(next_at - loop.time())
         # If this process itself is late, the other one still gets at least half a period.
         next_at = _moment_after(loop.time() + PERIOD_S / 2)
-        unanswered = 0 if await _answers(connection, next_at) else unanswered + 1
-    return f"did not answer for {MAX_UNANSWERED * PERIOD_S:g} s"
+        if await _answers(connection, next_at):
+            unanswered = excused = 0
+            times.forget()
+        elif times.is_starved() and excused < MAX_EXCUSED:
+            excused += 1
+        else:
+            unanswered += 1
+    return f"did not answer for {(unanswered + excused) * PERIOD_S:g} s"
+
+
+class _ProcessTimes:
+    """The kernel's times of the threads of a process that does not answer, from one unanswered question to the next. Nothing is read while
+    the process answers.
+
+    The machine leaves a process no time if one of its threads could run, or waits for the disk or for memory that was swapped out, and the
+    process as a whole hardly ran. If it ran, it could have answered, and hangs: a loop that never ends uses a CPU even on a full machine,
+    although little of it. The pressure of the machine does not tell these two apart."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._threads: Mapping[int, KernelThread] = {}
+        self._read_at_s = 0.0
+
+    def forget(self) -> None:
+        """Forget the last reading: the process has answered since."""
+        self._threads = {}
+
+    def is_starved(self) -> bool:
+        """Whether the machine has left the process no time since the last call. False at the first call after `forget`, and if the times
+        cannot be read."""
+        before, before_s = self._threads, self._read_at_s
+        try:
+            self._threads, self._read_at_s = read_threads([self._pid]), time.monotonic()
+        except OSError:  # No descriptor is left.
+            self._threads = {}
+        elapsed_s = self._read_at_s - before_s
+        uses = uses_between(before, self._threads, elapsed_s).values()
+        ran_s = sum(use.cpu_s for use in uses)
+        waits = any(use.state == "D" or use.delay_s >= STARVED_SHARE * elapsed_s for use in uses)
+        return waits and ran_s < SERVED_SHARE * elapsed_s
 
 
 async def wait_until_stopped(pid: int) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
@@ -26,6 +27,7 @@ from omnistage.client.errors import StackError, UnknownModelError
 from omnistage.client.threads import run_on_thread
 from omnistage.host.addresses import host_and_port
 from omnistage.host.background import end_tasks, first_of
+from omnistage.host.notes import NoteSocket
 from omnistage.models.fetch.own_files import OwnFolder, sweep
 
 KEPT_PORT = ("--kept-port", "true")
@@ -102,6 +104,8 @@ class Stack:
         self._lifeline_fd = -1  # the reading end of the lifeline
         self._broken: asyncio.Future[StackError] = asyncio.get_running_loop().create_future()
         self._failed = False  # whether to keep the logs
+        self._ends = False  # whether `stop` was called
+        self._notes: NoteSocket | None = None  # to the router that runs now
         self._environment = with_token(os.environ)
         self._ports = Ports()
 
@@ -179,6 +183,7 @@ class Stack:
         """Note that a pipeline is begun, by the task that starts it."""
         self._starts[pipeline] = start
         self._gone[pipeline] = asyncio.get_running_loop().create_future()
+        self._tell_router()
 
     async def _has_begun(self, pipeline: str) -> None:
         """Wait until a begun pipeline serves. Raises StackError if it fails, also if its start was cancelled, because one of its stages was
@@ -203,9 +208,13 @@ class Stack:
     async def stop(self) -> None:
         """First end the processes that clients ask, so that running answers can finish, then all stages; wait for each. From now on nothing
         is started again."""
+        self._ends = True
+        self._tell_router()  # Answers that wait for a lost stage end now.
         await end_tasks(self._tasks)
         for servers in self._fronts:
             await self._end(servers)
+        if self._notes is not None:
+            self._notes.close()
         async with asyncio.TaskGroup() as ends:
             for servers in self._stages:
                 ends.create_task(self._end(servers))
@@ -228,6 +237,7 @@ class Stack:
             for child in servers.all:
                 ends.create_task(child.stop(self._layout.servers.grace_s))
         servers.keepers, servers.starting, servers.children = [], None, list(servers.all)
+        self._tell_router()
 
     # Starting ------------------------------------------------------------------------------------------------------------------------
 
@@ -285,6 +295,7 @@ class Stack:
             self._fronts.append(Servers([gateway]))
         arguments = [*self._layout.router_arguments(stage_addresses), *(() if port else KEPT_PORT)]
         child = self._child(ROUTER, ROUTER, arguments, router, bounded, options.metrics_address)
+        child.connect = self._connect
         self._fronts.append(Servers([child], is_vital=True))
 
     def _own_addresses(self, router: str) -> tuple[str, ...]:
@@ -372,6 +383,22 @@ class Stack:
             await child.kill()
             self._give_up(servers, child, error)
 
+    # Notes to the router -------------------------------------------------------------------------------------------------------------
+
+    def _connect(self, connection: socket.socket) -> None:
+        """Take the socket to a router that is just being started, and tell it what the stack keeps."""
+        if self._notes is not None:
+            self._notes.close()
+        self._notes = NoteSocket(connection, lambda note: None)
+        self._tell_router()
+
+    def _tell_router(self) -> None:
+        """Tell the router which stage servers are started again whenever they end: those of begun pipelines that were not given up. Answers
+        wait for these."""
+        if self._notes is not None:
+            begun = [] if self._ends else [servers for servers in self._stages if not servers.pipelines.isdisjoint(self._starts)]
+            self._notes.send("kept", {"kept": [child.address for servers in begun for child in servers.children]})
+
     # Keeping -------------------------------------------------------------------------------------------------------------------------
 
     async def _keep(self, servers: Servers, child: StackProcess) -> None:
@@ -383,6 +410,7 @@ class Stack:
         router, the stack is broken."""
         self._tell("given up", error.message)
         servers.children.remove(child)
+        self._tell_router()
         if servers.children:
             return
         if servers.is_vital:
@@ -397,6 +425,7 @@ class Stack:
         self._failed = True
         for pipeline in pipelines:
             del self._starts[pipeline]
+        self._tell_router()
         task = asyncio.create_task(self._end_rest(error, [self._gone[pipeline] for pipeline in pipelines]))
         self._outs.add(task)
         task.add_done_callback(self._outs.discard)
