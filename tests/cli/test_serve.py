@@ -24,7 +24,7 @@ from helpers import lengths
 from helpers.command import omnistage
 from helpers.output import COMMAND
 from helpers.processes import ProcessFamily, StartedProcess, few_descriptors, open_files, wait_end
-from helpers.serving import ServeProcess, pid_of, serving
+from helpers.serving import ServeProcess, pid_of, serving, take_over
 from helpers.toy_pipeline import toy_pipeline
 from omnistage.cli.stack.processes import StackProcess
 from omnistage.cli.stack.resources import OOM_SCORE, bound_text, mapped, memory_of_machine, router_bounds, stage_bounds
@@ -103,14 +103,6 @@ def replicas_once_serving(address: str, without: int = 0) -> list[Replica]:
                 return replicas
             assert time.monotonic() < deadline, replicas
             time.sleep(0.05)
-
-
-def take_over(replica: Replica, taken: ExitStack) -> None:
-    """Kill it and listen at its address before it is back, as only a process of the same user can."""
-    os.kill(replica.pid, signal.SIGKILL)
-    assert wait_end(replica.pid, 30)
-    host, _, port = replica.address.rpartition(":")
-    taken.enter_context(socket.create_server((host, int(port)), reuse_port=True))
 
 
 @lengths.one_or_all("name", ["SIGTERM", "SIGINT", "SIGHUP"])

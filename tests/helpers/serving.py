@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from helpers.processes import ProcessFamily, StartedProcess
+from helpers.processes import ProcessFamily, StartedProcess, wait_end
+from omnistage.client.connection import Replica
 
 END_S = 60.0
 """It ends sooner, or hangs."""
@@ -56,3 +59,11 @@ def serving(
 def pid_of(module: str, family: ProcessFamily) -> int:
     """The process of a stack that runs this module."""
     return next(pid for pid in family.pids() if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
+def take_over(replica: Replica, taken: ExitStack) -> None:
+    """Kill it and listen at its address before it is back, as only a process of the same user can."""
+    os.kill(replica.pid, signal.SIGKILL)
+    assert wait_end(replica.pid, 30)
+    host, _, port = replica.address.rpartition(":")
+    taken.enter_context(socket.create_server((host, int(port)), reuse_port=True))
