@@ -63,7 +63,7 @@ class Hostile(omni_pb2_grpc.OmniServiceServicer):
 
     def ListModels(self, request: omni_pb2.ListModelsRequest, context: grpc.ServicerContext) -> omni_pb2.ListModelsResponse:
         self._fail(context)
-        ports = {"inputs": ["text", EVIL], "outputs": ["text", "audio", "image", EVIL]}
+        ports: dict[str, Any] = {"inputs": ["text", EVIL], "outputs": ["text", "audio", "image", EVIL]}
         model = omni_pb2.Model(name=EVIL, stages=list(KINDS), voices=[EVIL], description=EVIL, **ports)
         return omni_pb2.ListModelsResponse(models=[model])
 

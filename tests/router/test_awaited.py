@@ -7,12 +7,13 @@ import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import grpc.aio
 import pytest
 from structlog.testing import capture_logs
 
-from helpers.ask import WholeAnswer, ask, refusal, refused, request
+from helpers.ask import TIMEOUT_S, WholeAnswer, ask, refusal, refused, request
 from helpers.chain import RouterAndStages, addresses_of, router_and_stages, toy_chain
 from helpers.disturbed import DisturbanceStep, ask_through, audio_chunks
 from helpers.servers import CHAIN, local_router, local_stage, omni_stub, toy_logic
@@ -37,7 +38,7 @@ class Awaiting:
     again: AsyncExitStack
 
     def keeps(self, *addresses: str) -> None:
-        self.launcher.send("kept", {"kept": addresses})
+        self.launcher.send("kept", {"kept": addresses, "unloaded": []})
 
     async def lose(self, kind: str) -> None:
         await self.stack.replicas[kind][0].end()
@@ -51,13 +52,14 @@ class Awaiting:
 
 
 @asynccontextmanager
-async def awaiting(**settings: object) -> AsyncIterator[Awaiting]:
+async def awaiting(**settings: Any) -> AsyncIterator[Awaiting]:
     ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    launcher = NoteSocket(ours, lambda note: None)
+    launcher.send("kept", {"kept": [], "unloaded": []})
     async with (
         AsyncExitStack() as again,
         router_and_stages(toy_chain(OPTIONS), launcher_fd=theirs.detach(), **settings) as stack,
     ):
-        launcher = NoteSocket(ours, lambda note: None)
         place = Awaiting(stack, launcher, again)
         place.keeps(*stack.addresses)
         yield place
@@ -75,8 +77,8 @@ async def check_waits(*answers: asyncio.Task[WholeAnswer]) -> None:
     assert not any(answer.done() for answer in answers)
 
 
-def asking(place: Awaiting, **fields: float) -> asyncio.Task[WholeAnswer]:
-    return asyncio.create_task(ask(place.stack.stub, ASKED, **fields))
+def asking(place: Awaiting, timeout_s: float = TIMEOUT_S) -> asyncio.Task[WholeAnswer]:
+    return asyncio.create_task(ask(place.stack.stub, ASKED, timeout_s=timeout_s))
 
 
 @pytest.mark.parametrize("kind", CHAIN)

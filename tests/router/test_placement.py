@@ -30,8 +30,9 @@ from omnistage.router import placement as placing
 from omnistage.router.admission import Admission
 from omnistage.router.answer import AnswerLimits, Generation
 from omnistage.router.pipeline import load_pipeline
-from omnistage.router.placement import DRAINING, LOST, SERVING, STARTING, Placement, capacity
+from omnistage.router.placement import Placement, capacity
 from omnistage.router.process import ReplicaProcess
+from omnistage.router.replica import DRAINING, LOST, SERVING, STARTING
 from omnistage.router.request import validate
 from omnistage.router.telemetry import Tally
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2

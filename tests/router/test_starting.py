@@ -22,7 +22,8 @@ from helpers.waiting import LIMIT_S, LOOK_S
 from helpers.watching import SETTLE_S, thinker, until, waiting_session, watched
 from omnistage.host.addresses import Name, SystemResolver, check_replica_address, name_of
 from omnistage.router.pipeline import load_pipeline
-from omnistage.router.placement import DRAINING, SERVING, Placement
+from omnistage.router.placement import Placement
+from omnistage.router.replica import DRAINING, SERVING
 from omnistage.router.server import serve_router
 from omnistage.router.settings import RouterSettings
 from omnistage.v1 import omni_pb2, omni_pb2_grpc

@@ -96,7 +96,7 @@ async def _not_ready(door: Door) -> str:
         pipelines = await door.offer.pipelines()
     except OmniError as error:
         return error.message
-    return "" if any(one.state == "ready" for one in pipelines) else "no pipeline is ready"
+    return "no pipeline is ready" if all(one.state == "starting" for one in pipelines) else ""
 
 
 _JSON = "application/json"

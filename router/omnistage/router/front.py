@@ -19,6 +19,7 @@ from omnistage.router.admission import REQUEST_LIMIT_S, STALLED_S, Admission, Pl
 from omnistage.router.answer import AnswerLimits, Generation, Write, incoming_trace, stall_error, trace_metadata
 from omnistage.router.callers import Callers, client_text, request_of
 from omnistage.router.conversation import ALL_REPLAY_BYTES, OF_THE_CALL, REPLAY_BYTES, ConverseCall, Intake, Listen
+from omnistage.router.loading import Loading
 from omnistage.router.pipeline import PipelineError, PipelineFile, check_pipeline
 from omnistage.router.placement import Placement
 from omnistage.router.request import ValidRequest, is_id, parse, validate
@@ -95,19 +96,21 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         channels: Channels,
         admission: Admission,
         metrics: RouterMetrics,
+        loading: Loading,
         *,
         stall_limit_s: float,
         session_limit_s: float,
         callers: Callers | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        """served: all pipelines, by name. stall_limit_s: seconds that a client may leave its answer unread. session_limit_s: seconds that
-        one answer may take, and that a conversation may wait for its next turn. callers: finds the client of a call. tracer: gets a span of
-        every request; None: no spans."""
+        """served: all pipelines, by name. loading: loads them for requests. stall_limit_s: seconds that a client may leave its answer
+        unread. session_limit_s: seconds that one answer may take, and that a conversation may wait for its next turn. callers: finds the
+        client of a call. tracer: gets a span of every request; None: no spans."""
         self._served = served
         self._channels = channels
         self._admission = admission
         self._metrics = metrics
+        self._loading = loading
         self._callers = callers or Callers()
         self._tracer = tracer or Tracer()
         self._stall_limit_s = stall_limit_s
@@ -212,11 +215,12 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             account.asks(name, valid.request_id)
             if conversation is None and valid.ports:
                 raise bad_request("thinker.messages.parts.port", "media are streamed by Converse only; send them in the message here")
-            self._served[name].check_ready()
-            account.waits()
-            async with self._admission.place(client) as place:
-                account.placed(place)
-                await self._answer(valid, place, context, write, conversation, account)
+            with self._loading.use(name):
+                self._served[name].check_ready()
+                account.waits()
+                async with self._admission.place(client) as place:
+                    account.placed(place)
+                    await self._answer(valid, place, context, write, conversation, account)
             account.finish()
         except StageError as error:
             account.failed(error)
@@ -375,6 +379,7 @@ def _model(served: ServedPipeline) -> omni_pb2.Model:
         inputs=pipeline.inputs,
         outputs=pipeline.outputs,
         on_request=pipeline.on_request,
+        unloaded=served.placement.is_unloaded,
         voices=dict.fromkeys(voice for description in served.descriptions.values() for voice in description.voices),  # The default first.
         description=pipeline.description.strip(),
     )

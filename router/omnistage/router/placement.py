@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import grpc
 import grpc.aio
@@ -16,7 +15,7 @@ from omnistage.host.addresses import Name, Resolver, SystemResolver, name_of
 from omnistage.host.background import SHORTAGES
 from omnistage.link.liveness import Channels
 from omnistage.link.search import Outlook
-from omnistage.router.process import ReplicaProcess
+from omnistage.router.replica import DRAINING, LOST, SERVING, PlacedReplica
 from omnistage.v1 import omni_pb2, stage_pb2, stage_pb2_grpc
 from omnistage.wire.channel import ConnectionWatch
 from omnistage.wire.errors import StageError
@@ -47,65 +46,6 @@ MAX_WATCHED = 256
 """Largest number of addresses of one name that the router watches."""
 
 Watch = grpc.aio.UnaryStreamCall[stage_pb2.WatchRequest, stage_pb2.WatchResponse]
-
-LOST, SERVING, DRAINING = omni_pb2.REPLICA_STATE_LOST, omni_pb2.REPLICA_STATE_SERVING, omni_pb2.REPLICA_STATE_DRAINING
-STARTING = omni_pb2.REPLICA_STATE_STARTING
-STATES = {SERVING: "serving", DRAINING: "draining", LOST: "lost", STARTING: "starting"}
-"""The states in words."""
-
-
-@dataclass(slots=True, eq=False)
-class PlacedReplica:
-    """One stage server.
-
-    name: the DNS name in which the address was found; None: the configuration has the address. listed: the name still has the address.
-    placed: sessions that this router placed at the server since its last report, which may not count them yet. suspect: since the last
-    report a link lost the server, or heard no sign of life from it. refused: the server does not accept this router's token. silent: the
-    server counts as lost only because no report comes. rests: the router does not listen to the server now, and `load` is as old as the
-    last report. kept: the launcher of this router starts the server again whenever it ends. process: the state of the server's process,
-    for the log. description: None: not described yet.
-    """
-
-    kind: str
-    address: str
-    name: Name | None = None
-    listed: bool = True
-    state: omni_pb2.ReplicaState = STARTING
-    description: stage_pb2.DescribeResponse | None = None
-    load: stage_pb2.WatchResponse = field(default_factory=stage_pb2.WatchResponse)
-    placed: int = 0
-    suspect: bool = False
-    refused: bool = False
-    silent: bool = False
-    rests: bool = False
-    kept: bool = False
-    process: ReplicaProcess = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.process = ReplicaProcess(self.address)
-
-    @property
-    def is_away(self) -> bool:
-        """Whether the server has not answered yet, or does not answer any more."""
-        return self.state in (STARTING, LOST)
-
-    @property
-    def state_for_people(self) -> omni_pb2.ReplicaState:
-        """The state as operators see it: a lost server that is being started again is starting."""
-        return STARTING if self.kept and self.state == LOST and not self.silent else self.state
-
-    @property
-    def busy(self) -> int:
-        """Sessions that the server has: the number in its last report, and the sessions placed there since."""
-        return self.load.sessions + self.placed
-
-    @property
-    def boot_id(self) -> str:
-        return self.description.boot_id if self.description else ""
-
-    @property
-    def revision(self) -> str:
-        return self.description.revision if self.description else ""
 
 
 class Placement:
@@ -255,6 +195,22 @@ class Placement:
         """Note which servers the launcher starts again whenever they end: those at these addresses, and no others."""
         for replica in self.all():
             replica.kept = replica.address in addresses
+        self._notify()
+
+    @property
+    def is_unloaded(self) -> bool:
+        return any(replica.unloaded for replica in self.all())
+
+    def unload(self) -> None:
+        """Note that the launcher ends the servers, and starts them again when the pipeline is loaded."""
+        for replica in self.all():
+            replica.unloaded, replica.kept = True, False
+        self._notify()
+
+    def load(self) -> None:
+        """Note that the launcher starts the servers again."""
+        for replica in self.all():
+            replica.unloaded, replica.kept = False, True
         self._notify()
 
     @property
@@ -419,7 +375,10 @@ class Placement:
         replica.load, replica.placed = stage_pb2.WatchResponse(), 0
         if replica.state != LOST and replica.description is not None:
             process_fields = replica.process.describe() if replica.silent else {}
-            log.warning("replica.lost", stage=replica.kind, address=replica.address, why=reason, **process_fields)
+            if replica.unloaded:
+                log.info("replica.unloaded", stage=replica.kind, address=replica.address)
+            else:
+                log.warning("replica.lost", stage=replica.kind, address=replica.address, why=reason, **process_fields)
             self._set_state(replica, LOST)
 
     def _set_state(self, replica: PlacedReplica, state: omni_pb2.ReplicaState) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import grpc.aio
 import structlog
@@ -13,7 +12,6 @@ import structlog
 from omnistage.host.background import LastingTasks
 from omnistage.host.errors import StartError
 from omnistage.host.grpc_server import serve
-from omnistage.host.notes import NoteSocket
 from omnistage.host.process import tracing
 from omnistage.host.spans import Tracer
 from omnistage.host.token import read_token
@@ -22,6 +20,7 @@ from omnistage.link.liveness import Channels
 from omnistage.router.admission import Admission, Gate
 from omnistage.router.callers import Callers
 from omnistage.router.front import SERVICE, Front, ServedPipeline
+from omnistage.router.loading import Loading
 from omnistage.router.pipeline import PipelineError, PipelineFile, load_pipeline
 from omnistage.router.placement import Placement, capacity
 from omnistage.router.settings import RouterSettings
@@ -61,6 +60,8 @@ class RouterServer:
             )
             for name, pipeline in pipelines.items()
         }
+        placements = {name: served.placement for name, served in self._served.items()}
+        self._loading = Loading(placements, dict(settings.idle_unload))
         places = settings.max_sessions
         self._admission = Admission(lambda: places or capacity(self._ready_placements()), settings.client_share)
         callers = Callers(token and token.for_gateway())
@@ -69,6 +70,7 @@ class RouterServer:
             self._channels,
             self._admission,
             metrics,
+            self._loading,
             stall_limit_s=settings.stall_limit,
             session_limit_s=settings.session_limit,
             callers=callers,
@@ -77,7 +79,6 @@ class RouterServer:
         self.interceptors: Sequence[grpc.aio.ServerInterceptor] = (Gate(callers),)
         self.lasting = LastingTasks()
         self._launcher_fd = settings.launcher_fd
-        self._launcher: NoteSocket | None = None
 
     def register(self, server: grpc.aio.Server) -> None:
         self._front.register(server)
@@ -86,16 +87,17 @@ class RouterServer:
         log.info("router.bound", address=address)
 
     async def start(self) -> None:
-        """Wait until the first pipeline is served; the others follow on their own. Raises StartError if a pipeline does not fit its stages
-        while none is served."""
-        if self._launcher_fd >= 0:
-            connection = socket.socket(fileno=self._launcher_fd)
-            self._launcher = NoteSocket(connection, lambda note: self._keep(note["kept"]), lambda: self._keep(()))
+        """Wait until the first pipeline is served, unless one is unloaded; the others follow on their own. Raises StartError if a pipeline
+        does not fit its stages while none is served."""
+        await self._loading.listen(self._launcher_fd)
         first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         for name, served in self._served.items():
             self._metrics.watch(name, dict.fromkeys(served.pipeline.kinds, ""), served.placement.count)
             self.lasting.start(f"watch {name}", self._watch(served, first))
-        await first
+        if self._loading.rests:
+            first.cancel()
+        else:
+            await first
 
     async def _watch(self, served: ServedPipeline, first: asyncio.Future[None]) -> None:
         """Watch the replicas of a pipeline, and serve it when they fit. first: set when the first pipeline is served."""
@@ -113,13 +115,9 @@ class RouterServer:
             self._metrics.watch(name, models, served.placement.count)
             self._metrics.begin(name, served.descriptions)
             log.info("pipeline.ready", pipeline=name)
+            self._loading.rest(name)
             if not first.done():
                 first.set_result(None)
-
-    def _keep(self, addresses: Collection[str]) -> None:
-        """Note which stage servers the launcher starts again whenever they end."""
-        for served in self._served.values():
-            served.placement.keep(addresses)
 
     def _ready_placements(self) -> list[Placement]:
         return [served.placement for served in self._served.values() if served.is_ready]
@@ -140,8 +138,7 @@ class RouterServer:
         self._admission.drain()
 
     async def close(self) -> None:
-        if self._launcher is not None:
-            self._launcher.close()
+        self._loading.close()
         await self.lasting.close()
         await self._channels.close()
 

@@ -42,6 +42,11 @@ class RouterSettings(ServerSettings):
         "seconds that an answer waits for a lost stage without another replica, if no launcher says that it starts it again",
         ge=0,
     )
+    idle_unload: Annotated[tuple[tuple[str, float], ...], NoDecode] = Field(
+        (),
+        description="have the launcher unload a pipeline after so many seconds without a request",
+        json_schema_extra={"metavar": "PIPELINE=SECONDS,..."},
+    )
     launcher_fd: int = Field(
         -1, description="a socket to the launcher, which tells what it starts again", json_schema_extra={"metavar": "FD"}
     )
@@ -58,9 +63,22 @@ class RouterSettings(ServerSettings):
     @classmethod
     def _pairs(cls, value: object) -> object:
         """KIND=HOST:PORT,... as pairs of kind and address; a value that is no text is returned itself."""
-        if not isinstance(value, str):
-            return value
-        pairs = [part.strip().partition("=") for part in value.split(",") if part.strip()]
-        if not all(stage and equals and address for stage, equals, address in pairs):
-            raise ValueError("must be KIND=HOST:PORT[,KIND=HOST:PORT...]")
-        return tuple((stage, check_replica_address(address)) for stage, _, address in pairs)
+        pairs = _name_pairs(value, "KIND=HOST:PORT")
+        return value if pairs is None else tuple((stage, check_replica_address(address)) for stage, address in pairs)
+
+    @field_validator("idle_unload", mode="before")
+    @classmethod
+    def _limits(cls, value: object) -> object:
+        """PIPELINE=SECONDS,... as pairs; a value that is no text is returned itself."""
+        pairs = _name_pairs(value, "PIPELINE=SECONDS")
+        return value if pairs is None else pairs
+
+
+def _name_pairs(value: object, form: str) -> list[tuple[str, str]] | None:
+    """The pairs of a text NAME=VALUE,...; None for a value that is no text. form: of one pair, for the error. Raises ValueError."""
+    if not isinstance(value, str):
+        return None
+    pairs = [part.strip().partition("=") for part in value.split(",") if part.strip()]
+    if not all(name and equals and each for name, equals, each in pairs):
+        raise ValueError(f"must be {form}[,{form}...]")
+    return [(name, each) for name, _, each in pairs]

@@ -16,7 +16,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from omnistage.host.metrics import new_registry
 from omnistage.host.spans import Attributes, Span, Value
 from omnistage.router.admission import Place
-from omnistage.router.placement import STATES
+from omnistage.router.replica import STATES
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 from omnistage.wire.errors import StageError
 from omnistage.wire.proto_values import KINDS, kind_name

@@ -379,13 +379,14 @@ def _sockets(address: str) -> Iterator[tuple[int, bool]]:
                     yield int(fields[7]), fields[3] == _LISTEN
 
 
-PipelineState = Literal["ready", "starting"]
+PipelineState = Literal["ready", "starting", "unloaded"]
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
     """A pipeline of a router. stages, inputs, outputs: names. on_request: outputs that come only if a call names them. state: ready;
-    starting: it cannot answer yet, or not now, because one of its stages is away."""
+    starting: it cannot answer yet, or not now, because one of its stages is away; unloaded: nobody asked it for long, and the next call
+    waits until it is loaded."""
 
     name: str
     stages: tuple[str, ...]
@@ -410,13 +411,15 @@ class Pipeline:
     def all_of(cls, listed: omni_pb2.ListModelsResponse) -> list[Pipeline]:
         """A router's pipelines, the ready ones first."""
         models: list[tuple[omni_pb2.Model, PipelineState]]
-        models = [*((model, "ready") for model in listed.models), *((model, "starting") for model in listed.starting)]
+        models = [(model, "ready") for model in listed.models]
+        models += [(model, "unloaded" if model.unloaded else "starting") for model in listed.starting]
         return [read_record(cls, model, stages=tuple(map(stage_name, model.stages)), state=state) for model, state in models]
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One stage server. state: serving; draining: it ends; lost; starting: it has not answered yet. sessions, queue: how many sessions run,
+    """One stage server. state: serving; draining: it ends; lost; starting: it has not answered yet, or is being started again; unloaded, as
+    its pipeline. sessions, queue: how many sessions run,
     and how many wait. transport: the ways by which tensors reach it, the most used first; empty before its first session. settings: by
     name, the values that it chose, each with the reason: device, dtype, sizes of batch and cache."""
 

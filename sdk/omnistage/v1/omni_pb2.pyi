@@ -17,11 +17,13 @@ class ReplicaState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REPLICA_STATE_DRAINING: _ClassVar[ReplicaState]
     REPLICA_STATE_LOST: _ClassVar[ReplicaState]
     REPLICA_STATE_STARTING: _ClassVar[ReplicaState]
+    REPLICA_STATE_UNLOADED: _ClassVar[ReplicaState]
 REPLICA_STATE_UNSPECIFIED: ReplicaState
 REPLICA_STATE_SERVING: ReplicaState
 REPLICA_STATE_DRAINING: ReplicaState
 REPLICA_STATE_LOST: ReplicaState
 REPLICA_STATE_STARTING: ReplicaState
+REPLICA_STATE_UNLOADED: ReplicaState
 
 class GenerateRequest(_message.Message):
     __slots__ = ("model", "outputs", "seed", "thinker", "talker", "code2wav", "diffusion", "conversation_id", "request_id", "resume", "revisions", "batches")
@@ -157,7 +159,7 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., starting: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "stages", "inputs", "outputs", "voices", "description", "on_request")
+    __slots__ = ("name", "stages", "inputs", "outputs", "voices", "description", "on_request", "unloaded")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
@@ -165,6 +167,7 @@ class Model(_message.Message):
     VOICES_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     ON_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    UNLOADED_FIELD_NUMBER: _ClassVar[int]
     name: str
     stages: _containers.RepeatedScalarFieldContainer[_stage_pb2.StageKind]
     inputs: _containers.RepeatedScalarFieldContainer[str]
@@ -172,7 +175,8 @@ class Model(_message.Message):
     voices: _containers.RepeatedScalarFieldContainer[str]
     description: str
     on_request: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[_stage_pb2.StageKind, str]]] = ..., inputs: _Optional[_Iterable[str]] = ..., outputs: _Optional[_Iterable[str]] = ..., voices: _Optional[_Iterable[str]] = ..., description: _Optional[str] = ..., on_request: _Optional[_Iterable[str]] = ...) -> None: ...
+    unloaded: bool
+    def __init__(self, name: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[_stage_pb2.StageKind, str]]] = ..., inputs: _Optional[_Iterable[str]] = ..., outputs: _Optional[_Iterable[str]] = ..., voices: _Optional[_Iterable[str]] = ..., description: _Optional[str] = ..., on_request: _Optional[_Iterable[str]] = ..., unloaded: bool = ...) -> None: ...
 
 class ListReplicasRequest(_message.Message):
     __slots__ = ()

@@ -92,7 +92,7 @@ async function look() {
   let said = "";
   try {
     models = await served(kept.key());
-    const ready = models.filter((one) => one.state === "ready").length;
+    const ready = models.filter((one) => one.state !== "starting").length;
     said = ready ? "" : models.length ? "The models are starting" : "No models are served";
     showChoices();
   } catch (failure) {

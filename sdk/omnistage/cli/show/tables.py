@@ -35,7 +35,7 @@ WIDE = 200
 
 _NUMBER = re.compile(r"[0-9]+\b")
 
-COLOURS = {"serving": "green", "draining": "yellow", "starting": "yellow"}
+COLOURS = {"serving": "green", "draining": "yellow", "starting": "yellow", "unloaded": "yellow"}
 
 
 async def show_pipelines(address: str | None, api_key: str | None, as_json: bool, timeout_s: float, verbose: bool) -> None:
@@ -165,7 +165,7 @@ def _pipeline_rows(pipelines: Sequence[Pipeline]) -> tuple[Sequence[str], Sequen
     for pipeline in pipelines:
         gives = ", ".join([*pipeline.outputs, *(f"{name} (on request)" for name in pipeline.on_request)])
         lists = (" > ".join(pipeline.stages), ", ".join(pipeline.inputs), gives, ", ".join(pipeline.voices), pipeline.description)
-        state = " [yellow](starting)[/]" if pipeline.state == "starting" else ""
+        state = "" if pipeline.state == "ready" else f" [yellow]({pipeline.state})[/]"
         rows.append((f"[bold]{escape(pipeline.name)}[/]{state}", *map(escape, lists)))
     return ("name", "stages", "takes", "gives", "voices", "about"), rows
 
@@ -230,7 +230,8 @@ def _status_table(replicas: Sequence[Replica], columns: Sequence[str]) -> Table:
 def _cells(replica: Replica) -> dict[str, str]:
     """All cells of a server's row, by column."""
     # A lost server's values are unknown, and its process has probably ended; a server that is starting has not reported yet.
-    pid, sessions, queue = ("-",) * 3 if replica.state in ("lost", "starting") else map(str, (replica.pid, replica.sessions, replica.queue))
+    is_away = replica.state in ("lost", "starting", "unloaded")
+    pid, sessions, queue = ("-",) * 3 if is_away else map(str, (replica.pid, replica.sessions, replica.queue))
     return {
         "pipeline": escape(replica.pipeline),
         "stage": f"[bold]{escape(replica.stage)}[/]",

@@ -73,6 +73,7 @@ UNSET = {
     "otlp": "none, unless a variable of OpenTelemetry says so",
     "memory_share": "equal for all that are on a device",
     "client_share": f"{HOST_SHARE:g}",
+    "idle_unload": "never",
     "log_dir": "none; onto the terminal, and with --detach a folder for each start",
 }
 UNSET_DEFAULT = "the servers' own"
@@ -317,6 +318,12 @@ def serve(
     max_sessions: Annotated[int, _option("N", "Answers at once; 0: the servers' own limits.", min=0, max=4096)] = 0,
     grace: Annotated[float, _option("SECONDS", "Time for running answers to finish at the end.", min=0.0)] = 5.0,
     idle_limit: Annotated[float, _option("SECONDS", "End by itself when nobody has asked anything for so long; 0: never.", min=0.0)] = 0.0,
+    idle_unload: Annotated[
+        Words,
+        _option(
+            "[PIPELINE=]SECONDS", "Unload a pipeline that nobody has asked for so long; the next request loads it. Repeatable; 0: never."
+        ),
+    ] = None,
     log_dir: Annotated[Path | None, _option("DIR", "Keep the servers' logs here.")] = None,
     verbose: Verbose = False,
     **settings: object,
@@ -327,7 +334,7 @@ def serve(
     """
     check_variables(context)
     from omnistage.cli.stack import serve as serving
-    from omnistage.cli.stack.layout import ServerOptions, by_stage, counts, flag
+    from omnistage.cli.stack.layout import ServerOptions, by_stage, counts, flag, seconds_by_pipeline
     from omnistage.cli.stack.pipelines import Choice
 
     # An address for HTTP wins over `no_http` if its source counts more: the command line, for example, over the file.
@@ -337,12 +344,14 @@ def serve(
         checkpoints = by_pipeline(checkpoint or ())
         devices = by_stage(device or (), "--device")
         processes = counts(replicas or (), "--replicas")
+        idle_unload_s = seconds_by_pipeline(idle_unload or (), "--idle-unload")
         of_stages = {name: by_stage(words, flag(name)) for name in STAGE_SETTINGS if (words := context.params[name])}
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     shared = {name: value for name in SERVER_SETTINGS if (value := context.params[name]) is not None}
-    own = {each.name: context.params[each.name.removesuffix("_s")] for each in fields(ServerOptions) if each.name != "settings"}
-    servers = ServerOptions(**own | {"http": "" if no_http else http, "settings": shared})
+    apart = ("settings", "idle_unload_s")
+    own = {each.name: context.params[each.name.removesuffix("_s")] for each in fields(ServerOptions) if each.name not in apart}
+    servers = ServerOptions(**own | {"http": "" if no_http else http, "settings": shared, "idle_unload_s": idle_unload_s})
     if print_config:
         print(settings_text(context))
         raise typer.Exit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import math
 import socket
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -56,7 +57,8 @@ class ServerOptions:
     """Options that the servers of one stack share. address, metrics_address: HOST:PORT of the router and of its metrics. http: HOST:PORT of
     the gateway; empty: there is none. metrics: HOST:PORT where the launcher shows the metrics of all processes; empty: nowhere. otlp: URL
     of the collector that gets the spans of all processes; empty: none, unless a variable names one. idle_limit_s: the stack ends by itself
-    after so many seconds without a request; 0: never. max_sessions: 0: the servers' own. settings: further settings, by name, each for the
+    after so many seconds without a request; 0: never. idle_unload_s: after how many seconds without a request a pipeline is unloaded, by
+    its name; "" stands for all others; 0: never. max_sessions: 0: the servers' own. settings: further settings, by name, each for the
     servers that have it."""
 
     address: str = ANY_PORT
@@ -66,6 +68,7 @@ class ServerOptions:
     max_sessions: int = 0
     grace_s: float = 5.0
     idle_limit_s: float = 0.0
+    idle_unload_s: Mapping[str, float] = field(default_factory=dict)
     otlp: str = ""
     settings: Mapping[str, object] = field(default_factory=dict)
 
@@ -157,8 +160,11 @@ class Layout:
         """The command line of the router, without its own addresses. addresses: (PIPELINE/KIND, HOST:PORT) of every stage server."""
         from omnistage.router.settings import RouterSettings  # Imported here, because a help text does without.
 
+        limits_s = self.servers.idle_unload_s
+        limits = [f"{one.name}={limit:g}" for one in self.pipelines if (limit := limits_s.get(one.name, limits_s.get("", 0.0)))]
         options = {
             "pipeline": ",".join(pipeline.source for pipeline in self.pipelines),
+            "idle_unload": ",".join(limits) or None,
             "stages": ",".join(f"{stage}={address}" for stage, address in addresses),
             "grace": self.servers.grace_s,
         }
@@ -249,3 +255,18 @@ def counts(words: Sequence[str], option: str) -> dict[str, str]:
             word = f"{stage}={value}" if stage else value
             raise ValueError(f"{option} {word}: expected [PIPELINE/]STAGE=N such as talker=2, N from 1 to 64")
     return values
+
+
+def seconds_by_pipeline(words: Sequence[str], option: str) -> dict[str, float]:
+    """Read [PIPELINE=]SECONDS words into a mapping from pipelines to seconds. A bare SECONDS is for every pipeline and has the key "".
+    option: as in `by_stage`. Raises ValueError."""
+    limits_s: dict[str, float] = {}
+    for word in words:
+        pipeline, _, seconds = word.rpartition("=")
+        try:
+            limits_s[pipeline] = float(seconds)
+        except ValueError:
+            limits_s[pipeline] = math.nan
+        if not 0 <= limits_s[pipeline] < math.inf or word.startswith("="):
+            raise ValueError(f"{option} {word}: expected [PIPELINE=]SECONDS, such as 600 or picture=60; 0 is never")
+    return limits_s

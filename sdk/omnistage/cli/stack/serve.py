@@ -29,7 +29,7 @@ from omnistage.cli.stack.stack import Stack
 from omnistage.cli.wording import SHELL
 from omnistage.client.errors import OmniError, StackError
 from omnistage.client.private_stack import launcher_command
-from omnistage.host.background import end_tasks
+from omnistage.host.background import end_tasks, first_of
 from omnistage.host.child import ChildProcess, ConnectedChild, describe_end
 from omnistage.host.descriptors import raise_limit
 
@@ -121,12 +121,18 @@ class Begins:
         self._stack: Stack | None = None
         self._tasks = set[asyncio.Task[None]]()
         self._turn = asyncio.Lock()  # held while a pipeline is started
+        self._wanted: dict[str, asyncio.Event] = {}
+        self._unwanted: dict[str, asyncio.Event] = {}
+        """By pipeline: set while the router wants it, and while it does not."""
 
     @asynccontextmanager
     async def of(self, stack: Stack, layout: Layout) -> AsyncIterator[None]:
         """A context in which pipelines are started, one at a time: those that the owner asks for, or, without an owner, all. The first one
         of the layout serves already."""
         self._stack = stack
+        for pipeline in layout.pipelines:
+            self._wanted[pipeline.name], self._unwanted[pipeline.name] = asyncio.Event(), asyncio.Event()
+        stack.on_wish = self._wish
         for pipeline in () if self._owner.is_private else layout.pipelines:
             self.add(self._keep(stack, pipeline.name, serves=pipeline is layout.pipelines[0]))
         try:
@@ -157,13 +163,26 @@ class Begins:
         else:
             self._owner.tell({"pipeline": name})
 
+    def _wish(self, name: str, is_wanted: bool) -> None:
+        """Called when the router wants a pipeline, or wants it no more."""
+        turned_on, turned_off = (self._wanted, self._unwanted) if is_wanted else (self._unwanted, self._wanted)
+        turned_on[name].set()
+        turned_off[name].clear()
+
     async def _keep(self, stack: Stack, name: str, *, serves: bool) -> None:
-        """Start a pipeline, and start it again whenever it has failed, after a pause. serves: whether it serves already."""
+        """Start a pipeline, and start it again whenever it has failed, after a pause. Unload it when the router wants it no more, until the
+        router wants it. serves: whether it serves already."""
         pause_s = FIRST_PAUSE_S
         while True:
             if serves or await self._serves(stack, name):
                 pause_s = FIRST_PAUSE_S
-            error = await stack.gone(name)
+            error = await first_of(stack.gone(name), self._unwanted[name].wait())
+            if not isinstance(error, StackError):
+                await stack.unload(name)
+                self._notices.tell(f"[yellow]unloaded[/] {escape(name)}, as nobody has asked for it; the next request loads it")
+                await self._wanted[name].wait()
+                serves = False
+                continue
             hint = f" {SHELL.hint(error.advice)}" if error.advice else ""
             self._notices.tell(f"[bold red]failed[/] {escape(f'{name}: {error.message}.{hint} It is started again in {pause_s:g} s')}")
             await asyncio.sleep(pause_s)

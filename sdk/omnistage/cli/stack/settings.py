@@ -86,6 +86,8 @@ def check(layout: Layout, *, of_models: bool = True) -> None:
         for pipeline in layout.pipelines:
             if "," in pipeline.source:
                 raise StartError(f"{pipeline.source}: a router takes several pipelines with commas between; rename the file")
+        if unknown := sorted(set(servers.idle_unload_s) - {"", *(pipeline.name for pipeline in layout.pipelines)}):
+            raise StartError(f"--idle-unload: there is no pipeline {unknown[0]}; there are {layout.names}")
         read_token(os.environ.get(FILE_VARIABLE, ""), os.environ)
         listening = {"--address": servers.address, "--metrics-address": servers.metrics_address}
         if servers.metrics:

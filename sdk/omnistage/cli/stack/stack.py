@@ -14,7 +14,7 @@ import asyncio
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
@@ -104,6 +104,9 @@ class Stack:
         self._lifeline_fd = -1  # the reading end of the lifeline
         self._broken: asyncio.Future[StackError] = asyncio.get_running_loop().create_future()
         self._failed = False  # whether to keep the logs
+        self._unloaded = set[str]()  # pipelines that are not begun because the router does not want them
+        self.on_wish: Callable[[str, bool], object] = lambda pipeline, is_wanted: None
+        """Called with the name of a pipeline when the router wants it, and when the router wants it no more."""
         self._ends = False  # whether `stop` was called
         self._notes: NoteSocket | None = None  # to the router that runs now
         self._environment = with_token(os.environ)
@@ -174,6 +177,14 @@ class Stack:
             self._note_begin(pipeline, asyncio.create_task(self._begin(pipeline)))
         await self._has_begun(pipeline)
 
+    async def unload(self, pipeline: str) -> None:
+        """End those processes of a pipeline that no other begun pipeline uses. It may be begun anew at any time."""
+        self._unloaded.add(pipeline)
+        if (start := self._starts.pop(pipeline, None)) is not None:
+            start.cancel()
+        self._tell_router()
+        await asyncio.shield(self._out(self._end_unused()))
+
     async def gone(self, pipeline: str) -> StackError:
         """Wait until a begun pipeline has failed or is out and its own processes have ended, so that it may be begun anew; returns the
         error that says why. If it was the last pipeline, this waits for ever, because then the stack is broken."""
@@ -181,6 +192,7 @@ class Stack:
 
     def _note_begin(self, pipeline: str, start: asyncio.Task[None]) -> None:
         """Note that a pipeline is begun, by the task that starts it."""
+        self._unloaded.discard(pipeline)
         self._starts[pipeline] = start
         self._gone[pipeline] = asyncio.get_running_loop().create_future()
         self._tell_router()
@@ -389,15 +401,16 @@ class Stack:
         """Take the socket to a router that is just being started, and tell it what the stack keeps."""
         if self._notes is not None:
             self._notes.close()
-        self._notes = NoteSocket(connection, lambda note: None)
+        self._notes = NoteSocket(connection, lambda note: self.on_wish(note["pipeline"], note["is_wanted"]))
         self._tell_router()
 
     def _tell_router(self) -> None:
         """Tell the router which stage servers are started again whenever they end: those of begun pipelines that were not given up. Answers
-        wait for these."""
+        wait for these. Tell it also which pipelines are unloaded."""
         if self._notes is not None:
             begun = [] if self._ends else [servers for servers in self._stages if not servers.pipelines.isdisjoint(self._starts)]
-            self._notes.send("kept", {"kept": [child.address for servers in begun for child in servers.children]})
+            kept = [child.address for servers in begun for child in servers.children]
+            self._notes.send("kept", {"kept": kept, "unloaded": sorted(self._unloaded)})
 
     # Keeping -------------------------------------------------------------------------------------------------------------------------
 
@@ -426,23 +439,31 @@ class Stack:
         for pipeline in pipelines:
             del self._starts[pipeline]
         self._tell_router()
-        task = asyncio.create_task(self._end_rest(error, [self._gone[pipeline] for pipeline in pipelines]))
+        return self._out(self._end_rest(error, [self._gone[pipeline] for pipeline in pipelines]))
+
+    def _out(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Run this as a task, for whose end every pipeline waits that is begun meanwhile."""
+        task = asyncio.create_task(work)
         self._outs.add(task)
         task.add_done_callback(self._outs.discard)
         return task
 
     async def _end_rest(self, error: StackError, gone: Sequence[asyncio.Future[StackError]]) -> None:
-        """End the stages that no begun pipeline uses, or that have no process left; then report the error to the callers that wait in
-        `gone`. If no pipeline is left, the stack is broken."""
-        for servers in self._stages:
-            is_used = not servers.pipelines.isdisjoint(self._starts)
-            if servers.starting is not None and not (is_used and servers.children):
-                await self._end(servers)
-        if not self._starts:
+        """End the stages that are not used; then report the error to the callers that wait in `gone`. If no pipeline is left, the stack is
+        broken."""
+        await self._end_unused()
+        if not self._starts and not self._unloaded:
             self._break(error)
             return
         for future in gone:
             future.set_result(error)
+
+    async def _end_unused(self) -> None:
+        """End the stages that no begun pipeline uses, or that have no process left."""
+        for servers in self._stages:
+            is_used = not servers.pipelines.isdisjoint(self._starts)
+            if servers.starting is not None and not (is_used and servers.children):
+                await self._end(servers)
 
     def _break(self, error: StackError) -> None:
         """Have `broken` return this error, unless it has one already."""
