@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +16,10 @@ from structlog.testing import capture_logs
 from helpers.ask import TIMEOUT_S, WholeAnswer, ask, refusal, refused, request
 from helpers.chain import RouterAndStages, addresses_of, router_and_stages, toy_chain
 from helpers.disturbed import DisturbanceStep, ask_through, audio_chunks
+from helpers.ports import take_address
 from helpers.servers import CHAIN, local_router, local_stage, omni_stub, toy_logic
-from helpers.waiting import until
-from omnistage.host.notes import NoteSocket
+from helpers.waiting import LIMIT_S, LOOK_S, until
+from omnistage.host.notes import Note, NoteSocket
 from omnistage.router import placement
 from omnistage.v1 import omni_pb2
 
@@ -35,10 +36,11 @@ class Awaiting:
 
     stack: RouterAndStages
     launcher: NoteSocket
+    wishes: asyncio.Queue[Note]
     again: AsyncExitStack
 
-    def keeps(self, *addresses: str) -> None:
-        self.launcher.send("kept", {"kept": addresses, "unloaded": []})
+    def keeps(self, *addresses: str, unloaded: Sequence[str] = ()) -> None:
+        self.launcher.send("kept", {"kept": addresses, "unloaded": unloaded})
 
     async def lose(self, kind: str) -> None:
         await self.stack.replicas[kind][0].end()
@@ -54,13 +56,14 @@ class Awaiting:
 @asynccontextmanager
 async def awaiting(**settings: Any) -> AsyncIterator[Awaiting]:
     ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-    launcher = NoteSocket(ours, lambda note: None)
+    wishes: asyncio.Queue[Note] = asyncio.Queue(100)
+    launcher = NoteSocket(ours, wishes.put_nowait)
     launcher.send("kept", {"kept": [], "unloaded": []})
     async with (
         AsyncExitStack() as again,
         router_and_stages(toy_chain(OPTIONS), launcher_fd=theirs.detach(), **settings) as stack,
     ):
-        place = Awaiting(stack, launcher, again)
+        place = Awaiting(stack, launcher, wishes, again)
         place.keeps(*stack.addresses)
         yield place
         launcher.close()
@@ -172,3 +175,94 @@ async def test_without_a_launcher_the_lone_patience_counts(patience_s: float, wa
         await check_waits(answer)
         async with local_stage(toy_logic("code2wav", OPTIONS), address=address):
             (await answer).check_toy(5, "lost")
+
+
+# Pipelines that are unloaded
+
+
+UNLOADS, LOADS = {"pipeline": "toy", "is_wanted": False}, {"pipeline": "toy", "is_wanted": True}
+
+
+async def model_of(place: Awaiting) -> tuple[bool, bool]:
+    """Whether the pipeline is listed as starting, and whether as unloaded."""
+    listed = await place.stack.stub.ListModels(omni_pb2.ListModelsRequest(), timeout=10)
+    [model] = [*listed.models, *listed.starting]
+    return bool(listed.starting), model.unloaded
+
+
+async def end_all(place: Awaiting) -> None:
+    for kind in CHAIN:
+        await place.lose(kind)
+
+
+async def start_all(place: Awaiting) -> None:
+    for kind in CHAIN:
+        await place.start_again(kind)
+
+
+async def test_a_pipeline_that_nobody_asks_is_unloaded_and_a_request_loads_it() -> None:
+    """Requests that come while the launcher has not read yet that it is wanted wait too, however little patience there is."""
+    async with awaiting(lone_patience=0.0, idle_unload=(("toy", 1.0),)) as place:
+        assert await place.wishes.get() == UNLOADS
+        place.keeps(unloaded=["toy"])
+        await end_all(place)
+        await until_unloaded(place)
+        states = {"unloaded": 1, "lost": 0, "starting": 0}
+        labels = {"pipeline": "toy", "stage": "talker", "model": "toy-talker"}
+        value = place.stack.router.registry.get_sample_value
+        assert {state: value("omnistage_router_replicas", {**labels, "state": state}) for state in states} == states
+        replicas = (await place.stack.stub.ListReplicas(omni_pb2.ListReplicasRequest(), timeout=10)).replicas
+        assert {replica.state for replica in replicas} == {omni_pb2.REPLICA_STATE_UNLOADED}
+        answers = [asking(place) for _ in range(3)]
+        assert await place.wishes.get() == LOADS
+        place.keeps(unloaded=["toy"])  # A note that was on its way.
+        await check_waits(*answers)
+        assert await model_of(place) == (True, False)
+        place.keeps(*place.stack.addresses)
+        await check_waits(*answers)
+        await start_all(place)
+        for answer in answers:
+            (await answer).check_toy(5, "lost")
+        assert await place.wishes.get() == UNLOADS
+
+
+async def until_unloaded(place: Awaiting) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while await model_of(place) != (True, True):  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_S)
+
+
+async def test_a_pipeline_is_not_unloaded_while_an_answer_runs() -> None:
+    """It takes several times the limit, which begins anew at its end."""
+    async with awaiting(idle_unload=(("toy", 0.5),)) as place:
+        asked = request("lost", 5, thinker={"max_tokens": 100, "ignore_eos": True})
+        has_begun = False
+        async for event in place.stack.stub.Generate(asked, timeout=TIMEOUT_S):
+            while not has_begun and not place.wishes.empty():  # It may have been unloaded before the first request.
+                assert place.wishes.get_nowait() in (UNLOADS, LOADS)
+            has_begun = True
+            assert event.HasField("usage") or place.wishes.empty()
+        assert await place.wishes.get() == UNLOADS
+
+
+async def test_a_router_that_starts_anew_learns_what_is_unloaded() -> None:
+    """It serves before anything is loaded, and the first request loads."""
+    ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    wishes: asyncio.Queue[Note] = asyncio.Queue(100)
+    launcher = NoteSocket(ours, wishes.put_nowait)
+    launcher.send("kept", {"kept": [], "unloaded": ["toy"]})
+    addresses = {kind: take_address() for kind in CHAIN}
+    async with AsyncExitStack() as exits:
+        router = await exits.enter_async_context(local_router(addresses, launcher_fd=theirs.detach()))
+        stub = await exits.enter_async_context(omni_stub(router.address))
+        listed = await stub.ListModels(omni_pb2.ListModelsRequest(), timeout=10)
+        assert [model.unloaded for model in listed.starting] == [True]
+        assert (await refused(stub, ASKED)).reason == "STARTING"
+        assert await wishes.get() == LOADS
+        for kind, address in addresses.items():
+            await exits.enter_async_context(local_stage(toy_logic(kind, OPTIONS), address=address))
+        async with asyncio.timeout(LIMIT_S):
+            while not (await stub.ListModels(omni_pb2.ListModelsRequest(), timeout=10)).models:  # noqa: ASYNC110
+                await asyncio.sleep(LOOK_S)
+        (await ask(stub, ASKED)).check_toy(5, "lost")
+    launcher.close()
