@@ -1,6 +1,6 @@
 """`python -m benchmarks.resilience`: how much a listener notices of a lost stage. It uses two replicas of every stage of the default model
-and one router. In the middle of answers, stages are killed, stopped or hung. It needs the folder of the tests on the path, for their
-processes that can be killed."""
+and one router. In the middle of answers, stages are killed, stopped or hung. The part `lone` kills the only replica of a toy that takes
+long to load, behind `omnistage serve`. It needs the folder of the tests on the path, for their processes that can be killed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,12 @@ from benchmarks.figures import QUESTIONS, Benchmark, Figure, arguments, median, 
 from helpers.disturbed import found, holder, restore
 from helpers.fleet import Fleet, fleet
 from helpers.hanging import HANG, WAKE
+from helpers.lone_stage import slow_chain, struck_answer
 from helpers.servers import CHAIN, omni_stub
+from helpers.serving import ServeProcess
 from helpers.waiting import until
+from omnistage.client import Omni
+from omnistage.client.errors import OmniError
 from omnistage.client.events import AudioArrival, play
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
 
 KILLS = 10
 STOPS = 5
+LONE_KILLS = 20
+LOAD_S = 30.0
 TOKENS = 40
 MOMENTS = {"text": 20, "audio": 4}
 """How many chunks of this port have come when a stage is lost."""
@@ -227,5 +233,25 @@ def _freeze_figures(name: str, losses: Sequence[MeasuredLoss]) -> Iterator[Figur
     yield Figure(f"{name}_covered", covered, "%", "", "of them, by the sound that was held")
 
 
+async def measure_lone(benchmark: Benchmark) -> None:
+    """Count the answers that are whole although the only process of one of their stages was killed and took LOAD_S to load again."""
+    kills, load_s = benchmark.size((LONE_KILLS, LOAD_S), (1, 0.0))
+    whole, waits_s = 0, list[float]()
+    with ServeProcess(slow_chain(benchmark.folder, load_s), "--no-http") as server, Omni(address=server.address()) as omni:
+        for number, kind in enumerate(islice(cycle(CHAIN), kills)):
+            try:
+                answer = struck_answer(omni, kind, number)
+            except OmniError as error:
+                print(f"{kind} killed: {type(error).__name__}: {error}", flush=True)
+            else:
+                whole += answer.is_whole
+                waits_s += [failover.pause_s for failover in answer.failovers]
+            server.report("restarted ")
+        server.terminate()
+    note = f"of {kills} kills of the only process of a stage; it loads {load_s:g} s; longest wait {max(waits_s, default=0.0):.1f} s"
+    benchmark.add(Figure("toy_lone_stage_killed_whole", 100 * whole / kills, "%", ">= 100", note))
+
+
 if __name__ == "__main__":
-    sys.exit(run("resilience", arguments(__doc__).parse_args(), {kind: partial(measure, kind) for kind in CHAIN}))
+    parts = {kind: partial(measure, kind) for kind in CHAIN}
+    sys.exit(run("resilience", arguments(__doc__).parse_args(), {**parts, "lone": measure_lone}))

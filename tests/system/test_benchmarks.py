@@ -22,7 +22,7 @@ FIGURES = {
     "bench-code2wav": ("code2wav", 47),
     "bench-diffusion": ("diffusion", 9),
     "bench-gateway": ("gateway", 4),
-    "bench-resilience": ("resilience", 27),
+    "bench-resilience": ("resilience", 28),
 }
 """The file of each benchmark, and how many figures it has."""
 
