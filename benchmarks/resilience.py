@@ -236,7 +236,7 @@ def _freeze_figures(name: str, losses: Sequence[MeasuredLoss]) -> Iterator[Figur
 async def measure_lone(benchmark: Benchmark) -> None:
     """Count the answers that are whole although the only process of one of their stages was killed and took LOAD_S to load again."""
     kills, load_s = benchmark.size((LONE_KILLS, LOAD_S), (1, 0.0))
-    whole, waits_s = 0, list[float]()
+    whole_count, waits_s = 0, list[float]()
     with ServeProcess(slow_chain(benchmark.folder, load_s), "--no-http") as server, Omni(address=server.address()) as omni:
         for number, kind in enumerate(islice(cycle(CHAIN), kills)):
             try:
@@ -244,12 +244,12 @@ async def measure_lone(benchmark: Benchmark) -> None:
             except OmniError as error:
                 print(f"{kind} killed: {type(error).__name__}: {error}", flush=True)
             else:
-                whole += answer.is_whole
+                whole_count += answer.is_whole
                 waits_s += [failover.pause_s for failover in answer.failovers]
             server.report("restarted ")
         server.terminate()
     note = f"of {kills} kills of the only process of a stage; it loads {load_s:g} s; longest wait {max(waits_s, default=0.0):.1f} s"
-    benchmark.add(Figure("toy_lone_stage_killed_whole", 100 * whole / kills, "%", ">= 100", note))
+    benchmark.add(Figure("toy_lone_stage_killed_whole", 100 * whole_count / kills, "%", ">= 100", note))
 
 
 if __name__ == "__main__":

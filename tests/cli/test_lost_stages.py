@@ -37,8 +37,8 @@ def test_an_answer_waits_for_a_stage_that_takes_long_to_load(
 def test_an_answer_ends_when_its_stage_is_given_up(family: ProcessFamily, tmp_path: Path) -> None:
     with serving(family, toy_pipeline(tmp_path), "--no-http") as server, Omni(address=server.address(), max_retries=0) as omni:
         [thinker] = omni.replicas()
-        with ExitStack() as taken:
-            take_over(thinker, taken)
+        with ExitStack() as exits:
+            take_over(thinker, exits)
             with pytest.raises(StageLostError, match="no thinker is reachable now"):
                 omni.generate("Hi")
         assert server.wait(30) == 1

@@ -21,12 +21,12 @@ def pair() -> Iterator[Pair]:
 
 
 async def test_each_note_comes_whole_and_in_order(pair: Pair) -> None:
-    taken: asyncio.Queue[Note] = asyncio.Queue(100)
-    one, other = NoteSocket(pair[0], taken.put_nowait), NoteSocket(pair[1], taken.put_nowait)
+    received: asyncio.Queue[Note] = asyncio.Queue(100)
+    one, other = NoteSocket(pair[0], received.put_nowait), NoteSocket(pair[1], received.put_nowait)
     notes = [{"kept": ["127.0.0.1:1"] * count} for count in (0, 1, 10_000)]
     for number, note in enumerate(notes):
         one.send(str(number), note)
-    assert [await taken.get() for _ in notes] == notes
+    assert [await received.get() for _ in notes] == notes
     one.close()
     other.close()
 
@@ -37,11 +37,11 @@ async def test_a_newer_note_takes_the_place_of_one_that_the_other_process_has_no
     for number in range(1000):
         one.send("kept", {"kept": ["x" * 10_000], "number": number})
         one.send("other", {"number": number})
-    taken: asyncio.Queue[Note] = asyncio.Queue(4000)
-    other = NoteSocket(pair[1], taken.put_nowait)
-    notes = [await taken.get()]
+    received: asyncio.Queue[Note] = asyncio.Queue(4000)
+    other = NoteSocket(pair[1], received.put_nowait)
+    notes = [await received.get()]
     while notes[-1] != {"number": 999}:
-        notes.append(await taken.get())
+        notes.append(await received.get())
     assert len(notes) < 500 and [note["number"] for note in notes if "kept" in note][-1] == 999
     one.close()
     other.close()
@@ -49,13 +49,13 @@ async def test_a_newer_note_takes_the_place_of_one_that_the_other_process_has_no
 
 @pytest.mark.parametrize("has_unread", [False, True])
 async def test_the_end_of_the_other_process_is_noticed_once(pair: Pair, has_unread: bool) -> None:
-    ended: asyncio.Queue[None] = asyncio.Queue(2)
-    one = NoteSocket(pair[0], lambda note: None, lambda: ended.put_nowait(None))
+    ends: asyncio.Queue[None] = asyncio.Queue(2)
+    one = NoteSocket(pair[0], lambda note: None, lambda: ends.put_nowait(None))
     if has_unread:
         one.send("kept", {"kept": []})
     pair[1].close()
-    await ended.get()
+    await ends.get()
     one.send("kept", {"kept": []})
     one.close()
     await asyncio.sleep(0.1)
-    assert ended.empty()
+    assert ends.empty()

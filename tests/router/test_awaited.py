@@ -27,7 +27,7 @@ OPTIONS = {"interval_s": 0.02, "max_chunk": 1}
 SHORT_S = 0.3
 """The patience of these tests."""
 
-ASKED = request("lost", 5)
+QUESTION = request("lost", 5)
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Awaiting:
     stack: RouterAndStages
     launcher: NoteSocket
     wishes: asyncio.Queue[Note]
-    again: AsyncExitStack
+    restarts: AsyncExitStack
 
     def keeps(self, *addresses: str, unloaded: Sequence[str] = ()) -> None:
         self.launcher.send("kept", {"kept": addresses, "unloaded": unloaded})
@@ -47,7 +47,7 @@ class Awaiting:
 
     async def start_again(self, kind: str) -> None:
         logic = toy_logic(kind, OPTIONS)
-        await self.again.enter_async_context(local_stage(logic, address=self.stack.stages[kind].address))
+        await self.restarts.enter_async_context(local_stage(logic, address=self.stack.stages[kind].address))
 
     def inflight(self) -> float | None:
         return self.stack.router.registry.get_sample_value("omnistage_router_inflight")
@@ -60,10 +60,10 @@ async def awaiting(**settings: Any) -> AsyncIterator[Awaiting]:
     launcher = NoteSocket(ours, wishes.put_nowait)
     launcher.send("kept", {"kept": [], "unloaded": []})
     async with (
-        AsyncExitStack() as again,
+        AsyncExitStack() as restarts,
         router_and_stages(toy_chain(OPTIONS), launcher_fd=theirs.detach(), **settings) as stack,
     ):
-        place = Awaiting(stack, launcher, wishes, again)
+        place = Awaiting(stack, launcher, wishes, restarts)
         place.keeps(*stack.addresses)
         yield place
         launcher.close()
@@ -81,30 +81,30 @@ async def check_waits(*answers: asyncio.Task[WholeAnswer]) -> None:
 
 
 def asking(place: Awaiting, timeout_s: float = TIMEOUT_S) -> asyncio.Task[WholeAnswer]:
-    return asyncio.create_task(ask(place.stack.stub, ASKED, timeout_s=timeout_s))
+    return asyncio.create_task(ask(place.stack.stub, QUESTION, timeout_s=timeout_s))
 
 
 @pytest.mark.parametrize("kind", CHAIN)
 async def test_answers_and_new_questions_wait_until_the_stage_is_back(kind: str) -> None:
     async with awaiting(lone_patience=0.0) as place:
-        lost = asyncio.Event()
+        loss = asyncio.Event()
 
         async def lose() -> None:
             await place.lose(kind)
-            lost.set()
+            loss.set()
 
         strike = DisturbanceStep(audio_chunks(3), lose)
         with capture_logs() as lines:
-            struck = asyncio.create_task(ask_through(place.stack.stub, ASKED, strike))
-            beside = asking(place)
-            await lost.wait()
+            struck = asyncio.create_task(ask_through(place.stack.stub, QUESTION, strike))
+            parallel = asking(place)
+            await loss.wait()
             later = asking(place)
-            await check_waits(struck, beside, later)
+            await check_waits(struck, parallel, later)
             replicas = (await place.stack.stub.ListReplicas(omni_pb2.ListReplicasRequest(), timeout=10)).replicas
             states = [replica.state for replica in replicas]
             assert sorted(states) == [1, 1, omni_pb2.REPLICA_STATE_STARTING]
             await place.start_again(kind)
-            for answer in (struck, beside, later):
+            for answer in (struck, parallel, later):
                 (await answer).check_toy(5, "lost")
         assert (await struck).failovers and not (await later).failovers
         assert {line["stage"] for line in lines if line["event"] == "link.waits"} == {kind}
@@ -169,9 +169,9 @@ async def test_without_a_launcher_the_lone_patience_counts(patience_s: float, wa
             router = await exits.enter_async_context(local_router(stages, lone_patience=patience_s))
             stub = await exits.enter_async_context(omni_stub(router.address))
         if not waits:
-            assert (await refused(stub, ASKED)).reason == "STAGE_LOST"
+            assert (await refused(stub, QUESTION)).reason == "STAGE_LOST"
             return
-        answer = asyncio.create_task(ask(stub, ASKED))
+        answer = asyncio.create_task(ask(stub, QUESTION))
         await check_waits(answer)
         async with local_stage(toy_logic("code2wav", OPTIONS), address=address):
             (await answer).check_toy(5, "lost")
@@ -235,9 +235,9 @@ async def until_unloaded(place: Awaiting) -> None:
 async def test_a_pipeline_is_not_unloaded_while_an_answer_runs() -> None:
     """It takes several times the limit, which begins anew at its end."""
     async with awaiting(idle_unload=(("toy", 0.5),)) as place:
-        asked = request("lost", 5, thinker={"max_tokens": 100, "ignore_eos": True})
+        question = request("lost", 5, thinker={"max_tokens": 100, "ignore_eos": True})
         has_begun = False
-        async for event in place.stack.stub.Generate(asked, timeout=TIMEOUT_S):
+        async for event in place.stack.stub.Generate(question, timeout=TIMEOUT_S):
             while not has_begun and not place.wishes.empty():  # It may have been unloaded before the first request.
                 assert place.wishes.get_nowait() in (UNLOADS, LOADS)
             has_begun = True
@@ -257,12 +257,12 @@ async def test_a_router_that_starts_anew_learns_what_is_unloaded() -> None:
         stub = await exits.enter_async_context(omni_stub(router.address))
         listed = await stub.ListModels(omni_pb2.ListModelsRequest(), timeout=10)
         assert [model.unloaded for model in listed.starting] == [True]
-        assert (await refused(stub, ASKED)).reason == "STARTING"
+        assert (await refused(stub, QUESTION)).reason == "STARTING"
         assert await wishes.get() == LOADS
         for kind, address in addresses.items():
             await exits.enter_async_context(local_stage(toy_logic(kind, OPTIONS), address=address))
         async with asyncio.timeout(LIMIT_S):
             while not (await stub.ListModels(omni_pb2.ListModelsRequest(), timeout=10)).models:  # noqa: ASYNC110
                 await asyncio.sleep(LOOK_S)
-        (await ask(stub, ASKED)).check_toy(5, "lost")
+        (await ask(stub, QUESTION)).check_toy(5, "lost")
     launcher.close()

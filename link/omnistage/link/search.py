@@ -29,7 +29,7 @@ PATIENCE_S = 0.25
 class Outlook(Enum):
     """What a link may expect of its route: all stages have a replica; one has none, and it is being started again; one is gone."""
 
-    THERE = "there"
+    COMPLETE = "complete"
     AWAITED = "awaited"
     GONE = "gone"
 
@@ -77,7 +77,7 @@ class FixedRoute:
     patience_s: float = PATIENCE_S
 
     def outlook(self, revisions: Sequence[str]) -> Outlook:
-        return Outlook.THERE
+        return Outlook.COMPLETE
 
     def place(self, revisions: Sequence[str]) -> tuple[Sequence[str], Sequence[stage_pb2.Hop]]:
         return self.addresses, self.later_hops

@@ -194,29 +194,29 @@ class Placement:
     def keep(self, addresses: Collection[str]) -> None:
         """Note which servers the launcher starts again whenever they end: those at these addresses, and no others."""
         for replica in self.all():
-            replica.kept = replica.address in addresses
+            replica.is_kept = replica.address in addresses
         self._notify()
 
     @property
     def is_unloaded(self) -> bool:
-        return any(replica.unloaded for replica in self.all())
+        return any(replica.is_unloaded for replica in self.all())
 
     def unload(self) -> None:
         """Note that the launcher ends the servers, and starts them again when the pipeline is loaded."""
         for replica in self.all():
-            replica.unloaded, replica.kept = True, False
+            replica.is_unloaded, replica.is_kept = True, False
         self._notify()
 
     def load(self) -> None:
         """Note that the launcher starts the servers again."""
         for replica in self.all():
-            replica.unloaded, replica.kept = False, True
+            replica.is_unloaded, replica.is_kept = False, True
         self._notify()
 
     @property
     def patience_s(self) -> float:
         """Seconds to go on looking for a lost stage. The launcher may notice a loss a moment after this router."""
-        is_kept = any(replica.kept for replica in self.all())
+        is_kept = any(replica.is_kept for replica in self.all())
         return max(self._lone_patience_s, LONE_PATIENCE_S) if is_kept else self._lone_patience_s
 
     def outlook(self, revisions: Mapping[str, str]) -> Outlook:
@@ -224,8 +224,8 @@ class Placement:
         candidates = [self._candidates(kind, revision) for kind, revision in revisions.items()]
         absent = [replicas for replicas in candidates if not _available(replicas)]
         if not absent:
-            return Outlook.THERE
-        is_awaited = all(any(replica.kept for replica in replicas) for replicas in absent)
+            return Outlook.COMPLETE
+        is_awaited = all(any(replica.is_kept for replica in replicas) for replicas in absent)
         return Outlook.AWAITED if is_awaited else Outlook.GONE
 
     def _serving(self, kind: str, revision: str) -> list[PlacedReplica]:
@@ -375,7 +375,7 @@ class Placement:
         replica.load, replica.placed = stage_pb2.WatchResponse(), 0
         if replica.state != LOST and replica.description is not None:
             process_fields = replica.process.describe() if replica.silent else {}
-            if replica.unloaded:
+            if replica.is_unloaded:
                 log.info("replica.unloaded", stage=replica.kind, address=replica.address)
             else:
                 log.warning("replica.lost", stage=replica.kind, address=replica.address, why=reason, **process_fields)

@@ -22,7 +22,7 @@ class PlacedReplica:
     placed: sessions that this router placed at the server since its last report, which may not count them yet. suspect: since the last
     report a link lost the server, or heard no sign of life from it. refused: the server does not accept this router's token. silent: the
     server counts as lost only because no report comes. rests: the router does not listen to the server now, and `load` is as old as the
-    last report. kept: the launcher of this router starts the server again whenever it ends. unloaded: its pipeline is unloaded, so
+    last report. is_kept: the launcher of this router starts the server again whenever it ends. is_unloaded: its pipeline is unloaded, so
     the server ends, unless another pipeline uses it. process: the state of the server's process, for the log. description: None: not
     described yet.
     """
@@ -39,8 +39,8 @@ class PlacedReplica:
     refused: bool = False
     silent: bool = False
     rests: bool = False
-    kept: bool = False
-    unloaded: bool = False
+    is_kept: bool = False
+    is_unloaded: bool = False
     process: ReplicaProcess = field(init=False)
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class PlacedReplica:
         """The state as operators see it, who know why a server is away."""
         if not self.is_away or self.silent:
             return self.state
-        return UNLOADED if self.unloaded else STARTING if self.kept else self.state
+        return UNLOADED if self.is_unloaded else STARTING if self.is_kept else self.state
 
     @property
     def busy(self) -> int:

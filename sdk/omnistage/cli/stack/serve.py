@@ -121,8 +121,8 @@ class Begins:
         self._stack: Stack | None = None
         self._tasks = set[asyncio.Task[None]]()
         self._turn = asyncio.Lock()  # held while a pipeline is started
-        self._wanted: dict[str, asyncio.Event] = {}
-        self._unwanted: dict[str, asyncio.Event] = {}
+        self._load_wishes: dict[str, asyncio.Event] = {}
+        self._unload_wishes: dict[str, asyncio.Event] = {}
         """By pipeline: set while the router wants it, and while it does not."""
 
     @asynccontextmanager
@@ -131,7 +131,7 @@ class Begins:
         of the layout serves already."""
         self._stack = stack
         for pipeline in layout.pipelines:
-            self._wanted[pipeline.name], self._unwanted[pipeline.name] = asyncio.Event(), asyncio.Event()
+            self._load_wishes[pipeline.name], self._unload_wishes[pipeline.name] = asyncio.Event(), asyncio.Event()
         stack.on_wish = self._wish
         for pipeline in () if self._owner.is_private else layout.pipelines:
             self.add(self._keep(stack, pipeline.name, serves=pipeline is layout.pipelines[0]))
@@ -165,7 +165,7 @@ class Begins:
 
     def _wish(self, name: str, is_wanted: bool) -> None:
         """Called when the router wants a pipeline, or wants it no more."""
-        turned_on, turned_off = (self._wanted, self._unwanted) if is_wanted else (self._unwanted, self._wanted)
+        turned_on, turned_off = (self._load_wishes, self._unload_wishes) if is_wanted else (self._unload_wishes, self._load_wishes)
         turned_on[name].set()
         turned_off[name].clear()
 
@@ -176,11 +176,11 @@ class Begins:
         while True:
             if serves or await self._serves(stack, name):
                 pause_s = FIRST_PAUSE_S
-            error = await first_of(stack.gone(name), self._unwanted[name].wait())
+            error = await first_of(stack.gone(name), self._unload_wishes[name].wait())
             if not isinstance(error, StackError):
                 await stack.unload(name)
                 self._notices.tell(f"[yellow]unloaded[/] {escape(name)}, as nobody has asked for it; the next request loads it")
-                await self._wanted[name].wait()
+                await self._load_wishes[name].wait()
                 serves = False
                 continue
             hint = f" {SHELL.hint(error.advice)}" if error.advice else ""

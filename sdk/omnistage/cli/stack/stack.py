@@ -408,9 +408,9 @@ class Stack:
         """Tell the router which stage servers are started again whenever they end: those of begun pipelines that were not given up. Answers
         wait for these. Tell it also which pipelines are unloaded."""
         if self._notes is not None:
-            begun = [] if self._ends else [servers for servers in self._stages if not servers.pipelines.isdisjoint(self._starts)]
-            kept = [child.address for servers in begun for child in servers.children]
-            self._notes.send("kept", {"kept": kept, "unloaded": sorted(self._unloaded)})
+            servers_to_run = [] if self._ends else [servers for servers in self._stages if not servers.pipelines.isdisjoint(self._starts)]
+            addresses = [child.address for servers in servers_to_run for child in servers.children]
+            self._notes.send("kept", {"kept": addresses, "unloaded": sorted(self._unloaded)})
 
     # Keeping -------------------------------------------------------------------------------------------------------------------------
 
