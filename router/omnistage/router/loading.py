@@ -34,6 +34,7 @@ class Loading:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._launcher: NoteSocket | None = None
         self._has_begun: asyncio.Future[None] | None = None
+        self._at_rest = asyncio.Event()
 
     async def listen(self, fd: int) -> None:
         """Listen to the launcher from now on, and wait for its first note. fd: of the socket to it; negative: there is none."""
@@ -48,10 +49,9 @@ class Loading:
         if self._launcher is not None:
             self._launcher.close()
 
-    @property
-    def rests(self) -> bool:
-        """Whether a pipeline is unloaded."""
-        return any(placement.is_unloaded for placement in self._placements.values())
+    async def rests(self) -> None:
+        """Wait until pipelines are unloaded and no other one is served, or being started."""
+        await self._at_rest.wait()
 
     def _take(self, note: Note) -> None:
         """Handle a note of the launcher."""
@@ -63,6 +63,8 @@ class Loading:
             elif is_first:  # An earlier router has unloaded it.
                 placement.unload()
             # Else the launcher will soon read that the pipeline is wanted.
+        if not note["kept"] and any(placement.is_unloaded for placement in self._placements.values()):
+            self._at_rest.set()
         self._begin()
 
     def _lose_launcher(self) -> None:

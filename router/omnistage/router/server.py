@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import grpc.aio
 import structlog
 
-from omnistage.host.background import LastingTasks
+from omnistage.host.background import LastingTasks, first_of
 from omnistage.host.errors import StartError
 from omnistage.host.grpc_server import serve
 from omnistage.host.process import tracing
@@ -87,17 +87,14 @@ class RouterServer:
         log.info("router.bound", address=address)
 
     async def start(self) -> None:
-        """Wait until the first pipeline is served, unless one is unloaded; the others follow on their own. Raises StartError if a pipeline
-        does not fit its stages while none is served."""
+        """Wait until the first pipeline is served, or all are unloaded; others follow on their own. Raises StartError if a pipeline does
+        not fit its stages while none is served."""
         await self._loading.listen(self._launcher_fd)
         first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         for name, served in self._served.items():
             self._metrics.watch(name, dict.fromkeys(served.pipeline.kinds, ""), served.placement.count)
             self.lasting.start(f"watch {name}", self._watch(served, first))
-        if self._loading.rests:
-            first.cancel()
-        else:
-            await first
+        await first_of(first, self._loading.rests())
 
     async def _watch(self, served: ServedPipeline, first: asyncio.Future[None]) -> None:
         """Watch the replicas of a pipeline, and serve it when they fit. first: set when the first pipeline is served."""
