@@ -157,7 +157,7 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., starting: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "stages", "inputs", "outputs", "voices", "description", "on_request")
+    __slots__ = ("name", "stages", "inputs", "outputs", "voices", "description", "on_request", "names", "unsure_outputs")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
@@ -165,6 +165,8 @@ class Model(_message.Message):
     VOICES_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     ON_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    UNSURE_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     stages: _containers.RepeatedScalarFieldContainer[_stage_pb2.StageKind]
     inputs: _containers.RepeatedScalarFieldContainer[str]
@@ -172,7 +174,9 @@ class Model(_message.Message):
     voices: _containers.RepeatedScalarFieldContainer[str]
     description: str
     on_request: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[_stage_pb2.StageKind, str]]] = ..., inputs: _Optional[_Iterable[str]] = ..., outputs: _Optional[_Iterable[str]] = ..., voices: _Optional[_Iterable[str]] = ..., description: _Optional[str] = ..., on_request: _Optional[_Iterable[str]] = ...) -> None: ...
+    names: _containers.RepeatedScalarFieldContainer[str]
+    unsure_outputs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[_stage_pb2.StageKind, str]]] = ..., inputs: _Optional[_Iterable[str]] = ..., outputs: _Optional[_Iterable[str]] = ..., voices: _Optional[_Iterable[str]] = ..., description: _Optional[str] = ..., on_request: _Optional[_Iterable[str]] = ..., names: _Optional[_Iterable[str]] = ..., unsure_outputs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListReplicasRequest(_message.Message):
     __slots__ = ()

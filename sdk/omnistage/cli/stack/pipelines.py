@@ -13,6 +13,7 @@ import grpc
 
 from omnistage.cli.show.fetch import checkpoint, fetch, hub_name
 from omnistage.cli.stack.layout import DEFAULT_PIPELINES, Layout, PipelineLayout, ServerOptions, StageLayout, flag, of_pipeline
+from omnistage.cli.stack.names import NamedPipeline, names_of, split_word, with_first_names, with_own_names
 from omnistage.cli.stack.settings import check, with_loras
 from omnistage.client.errors import BadRequestError, RequestError, StackError, UnknownModelError
 from omnistage.client.private_stack import install
@@ -32,7 +33,8 @@ ADVICE = {"tensor_parallel_size": "; more processes of a stage serve more answer
 class Choice:
     """A stack as the command line describes it.
 
-    pipelines: names, files or checkpoints; empty: the pipeline of the only checkpoint, or without a checkpoint the default ones.
+    pipelines: names, files or checkpoints, each after NAME= if it has another name; empty: the pipeline of the only checkpoint, or without
+    a checkpoint the default ones.
     checkpoints: a folder, or a name at a hub, by the name of the pipeline; the key "" stands for the only pipeline. devices, replicas: by
     STAGE or PIPELINE/STAGE; the device with the key "" is for all stages. dtype: for the stages that can compute in several types.
     settings: options of the stage servers, by name and by stage; the stage "" stands for all that have a use for the option. inputs,
@@ -56,18 +58,26 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     """A pipeline to serve. source: its name or file; empty: the checkpoint decides. checkpoint: as typed; empty: the own checkpoints of its
-    families. option: by which the checkpoint was typed, for errors."""
+    families. option: by which the checkpoint was typed, for errors. name: as typed before the source; empty: none was."""
 
     source: str
     checkpoint: str = ""
     option: str = "--checkpoint"
+    name: str = ""
+
+    @property
+    def called(self) -> str:
+        """The name by which options of the command line may name it, before its checkpoint was looked at; without one, the checkpoint."""
+        return self.name or (_read(self.source).name if self.source else self.checkpoint)
 
 
 def layout_of(choice: Choice) -> Layout:
     """The layout of a chosen stack. Fetches the named checkpoints, and the models of the first pipeline's families. Raises an OmniError
     that says what to change."""
     entries, notes = _choose_wanted(choice)
-    pipelines = [_pipeline(one, choice, is_alone=len(entries) == 1) for one in entries]
+    identified = with_own_names([_identify(one, choice, is_alone=len(entries) == 1) for one in entries])
+    choice = with_first_names(choice, identified)
+    pipelines = [_layout(one, choice) for one in identified]
     notes += _replacement_lines(entries, pipelines)
     servers, left_out = with_gateway(choice.servers)
     layout = with_loras(Layout(pipelines, servers, [*notes, *left_out]), choice.loras)
@@ -112,8 +122,14 @@ def _choose_wanted(choice: Choice) -> tuple[list[_Wanted], list[str]]:
         return [_Wanted("", choice.checkpoints[""])], []
     if not arguments:
         arguments, left_out = default_pipelines()
-    entries = [_Wanted("", one, "PIPELINE") if _is_checkpoint(one) else _Wanted(one) for one in arguments]
+    entries = [_wanted(one) for one in arguments]
     return list(_with_checkpoints(entries, choice.checkpoints, left_out)), list(left_out.values())
+
+
+def _wanted(word: str) -> _Wanted:
+    """The pipeline that a word [NAME=]WHAT of the command line means. Raises BadRequestError for a bad name."""
+    name, what = split_word(word)
+    return _Wanted("", what, "PIPELINE", name) if _is_checkpoint(what) else _Wanted(what, name=name)
 
 
 def default_pipelines() -> tuple[list[str], dict[str, str]]:
@@ -140,7 +156,7 @@ def _with_checkpoints(entries: Sequence[_Wanted], checkpoints: Mapping[str, str]
     if not checkpoints:
         yield from entries
         return
-    names = [_read(one.source).name if one.source else one.checkpoint for one in entries]
+    names = [one.called for one in entries]
     for name, value in checkpoints.items():
         if not name and len(entries) > 1:
             raise BadRequestError.of("--checkpoint", f"{value} is for one pipeline of {', '.join(names)}: give {names[0]}={value}")
@@ -155,34 +171,37 @@ def _with_checkpoints(entries: Sequence[_Wanted], checkpoints: Mapping[str, str]
         yield replace(one, checkpoint=checkpoint_text) if checkpoint_text else one
 
 
-def _pipeline(entry: _Wanted, choice: Choice, *, is_alone: bool) -> PipelineLayout:
-    """The layout of a pipeline. The missing parts of its checkpoint are fetched first. is_alone: the stack has no other pipeline, so all
-    settings must fit this one."""
+def _identify(entry: _Wanted, choice: Choice, *, is_alone: bool) -> NamedPipeline:
+    """The pipeline and the checkpoint that are meant. The missing parts of the checkpoint are fetched first. is_alone: the stack has no
+    other pipeline, so all settings must fit this one."""
     text = entry.checkpoint
     if not text:
-        return _layout(entry.source, None, choice)
+        return NamedPipeline(entry.source, None, entry.called)
 
     def judge(folder: Path) -> None:
         """Check a checkpoint of which all but the weights is there. Raises the errors that can be found so early."""
-        pipeline = _of_checkpoint(folder, entry, choice)
+        identified = _of_checkpoint(folder, entry, choice)
+        own_choice = with_first_names(choice, [identified])
+        pipeline = _layout(identified, own_choice)
         family_names = {stage.family for stage in pipeline.stages}
         among = {name: family for name, family in families().items() if name in family_names}
         has_weights = any(family.marks for family in among.values())
         if has_weights:
             recognise(folder, among, text)
         layout = Layout([pipeline], choice.servers)
-        _check_layout(layout, choice, of_models=not has_weights) if is_alone else check(layout, of_models=not has_weights)
+        _check_layout(layout, own_choice, of_models=not has_weights) if is_alone else check(layout, of_models=not has_weights)
 
     return _of_checkpoint(checkpoint(text, entry.option, judge), entry, choice)
 
 
-def _of_checkpoint(folder: Path, entry: _Wanted, choice: Choice) -> PipelineLayout:
-    """The layout of the pipeline that serves the checkpoint in a folder. Raises StackError and RequestError."""
+def _of_checkpoint(folder: Path, entry: _Wanted, choice: Choice) -> NamedPipeline:
+    """The pipeline that serves the checkpoint in a folder. Raises StackError and RequestError."""
     try:
         source = _pipeline_that_fits(folder, entry.source or _pipeline_of(folder, entry.checkpoint, choice), entry.checkpoint, choice)
     except LoadError as error:
         raise StackError(str(error)) from None
-    return _layout(source, folder, choice)
+    name, names = entry.name or _read(source).name, names_of(entry.checkpoint, folder)
+    return NamedPipeline(source, folder, name, names, may_change=not (entry.name or entry.source))
 
 
 def _pipeline_that_fits(folder: Path, source: str, text: str, choice: Choice) -> str:
@@ -264,20 +283,20 @@ def _suggestion(name: str) -> str:
 
 def check_named(source: str) -> None:
     """Raises UnknownModelError for a text that is neither a pipeline nor a checkpoint, and cannot be the name of one at a hub."""
-    if not _is_checkpoint(source):
-        _read(source)
+    entry = _wanted(source)
+    if entry.source:
+        _read(entry.source)
 
 
-def _layout(source: str, folder: Path | None, choice: Choice) -> PipelineLayout:
-    """The layout of a pipeline. source: its name or file. folder: its checkpoint; None: the families' own. Raises RequestError if it cannot
-    do what is asked."""
-    pipeline = _read(source)
+def _layout(identified: NamedPipeline, choice: Choice) -> PipelineLayout:
+    """The layout of a pipeline. Raises RequestError if it cannot do what is asked."""
+    pipeline, folder = _read(identified.source), identified.folder
     _check_able(pipeline, choice)
     pipeline_choice = replace(
         choice,
-        devices=of_pipeline(choice.devices, pipeline.name),
-        replicas=of_pipeline(choice.replicas, pipeline.name),
-        settings={name: of_pipeline(values, pipeline.name) for name, values in choice.settings.items()},
+        devices=of_pipeline(choice.devices, identified.name),
+        replicas=of_pipeline(choice.replicas, identified.name),
+        settings={name: of_pipeline(values, identified.name) for name, values in choice.settings.items()},
     )
     stages = [
         StageLayout(
@@ -292,15 +311,12 @@ def _layout(source: str, folder: Path | None, choice: Choice) -> PipelineLayout:
         )
         for stage in pipeline.stages
     ]
-    return PipelineLayout(pipeline.name, source, stages)
+    return PipelineLayout(identified.name, identified.source, stages, identified.names)
 
 
 def _check_layout(layout: Layout, choice: Choice, *, of_models: bool = True) -> Layout:
     """Return the layout if its settings are right. Raises an OmniError for a setting that no stage has a use for, or that a server refuses;
     with of_models also for one that a model refuses."""
-    names = [pipeline.name for pipeline in layout.pipelines]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise BadRequestError.of("PIPELINE", f"there are two pipelines {twice[0]}: leave one out, or give it another name in its file")
     _check_stages(layout, choice)
     stages = [stage for pipeline in layout.pipelines for stage in pipeline.stages]
     if choice.dtype != "auto" and all(stage.dtype == "auto" for stage in stages):
