@@ -84,7 +84,7 @@ def with_first_names(choice: Choice, pipelines: Sequence[NamedPipeline]) -> Choi
 
     def first(name: str) -> str:
         called = name.casefold()
-        meant = {called} & own_names or firsts.get(called, ())
+        meant = {called} & own_names or firsts.get(called, set())
         return next(iter(meant)) if len(meant) == 1 else name
 
     def renamed(values: Mapping[str, str]) -> dict[str, str]:
