@@ -17,8 +17,8 @@ from helpers.randomness import SEED
 from helpers.serving import serving
 from helpers.toy_pipeline import toy_pipeline
 from omnistage.cli.stack.layout import by_stage
-from omnistage.cli.stack.names import NamedPipeline, names_of, split_word, with_first_names, with_own_names
-from omnistage.cli.stack.pipelines import Choice, layout_of
+from omnistage.cli.stack.names import NamedPipeline, names_of, split_word, with_own_names
+from omnistage.cli.stack.pipelines import Choice, _with_first_names, layout_of
 from omnistage.client import Omni
 from omnistage.client.connection import Pipeline
 from omnistage.client.errors import BadRequestError, UnknownModelError
@@ -34,9 +34,9 @@ def names_in(*words: str, **settings: object) -> list[str]:
 def test_a_typed_name_is_the_name_of_whatever_is_served(tmp_path: Path) -> None:
     file = toy_pipeline(tmp_path, "one")
     assert names_in("talk=toy", f"ask={file}", "toy-film") == ["talk", "ask", "toy-film"]
-    again = layout_of(Choice([file, f"two={file}"], replicas=by_stage(["thinker=2", "two/thinker=3"], "--replicas")))
-    assert [(one.name, one.stages[0].replicas) for one in again.pipelines] == [("one", 2), ("two", 3)]
-    words = again.router_arguments([])
+    layout = layout_of(Choice([file, f"two={file}"], replicas=by_stage(["thinker=2", "two/thinker=3"], "--replicas")))
+    assert [(one.name, one.stages[0].replicas) for one in layout.pipelines] == [("one", 2), ("two", 3)]
+    words = layout.router_arguments([])
     assert words[words.index("--pipeline") + 1] == f"one={file},two={file}"
 
 
@@ -80,17 +80,17 @@ def checkpoints(*names: str, family: str = "diffusers") -> list[NamedPipeline]:
 
 def test_checkpoints_of_one_family_are_called_by_their_own_names() -> None:
     """One alone keeps the family's name, and so does what was typed or is a file."""
-    alone, typed = checkpoints("Wan 2.2"), NamedPipeline("diffusers", None, "diffusers")
-    assert [one.name for one in with_own_names(alone)] == ["diffusers"]
+    one, file = checkpoints("Wan 2.2"), NamedPipeline("diffusers", None, "diffusers")
+    assert [one.name for one in with_own_names(one)] == ["diffusers"]
     three = checkpoints("Wan 2.2", "stable_audio", "模型")
     assert [one.name for one in with_own_names(three)] == ["wan-2.2", "stable_audio", "diffusers"]
-    assert [one.name for one in with_own_names([typed, *alone])] == ["diffusers", "wan-2.2"]
+    assert [one.name for one in with_own_names([file, *one])] == ["diffusers", "wan-2.2"]
     with pytest.raises(BadRequestError, match=r"there are two pipelines wan-2\.2: .* such as wan-2\.2-2=/m/wan:2\.2"):
         with_own_names(checkpoints("Wan 2.2", "wan:2.2"))
 
 
 def test_a_checkpoint_has_the_names_of_its_folder_and_of_the_hub(tmp_path: Path) -> None:
-    """Of a path the last part alone, and nothing that a terminal or the contract cannot show."""
+    """A path gives its last part alone, and that only if a terminal and the contract can show it."""
     snapshot = tmp_path / "models--Qwen--Qwen2.5-Omni-7B" / "snapshots" / "0123"
     snapshot.mkdir(parents=True)
     link = tmp_path / "q25"
@@ -107,13 +107,13 @@ def test_a_checkpoint_has_the_names_of_its_folder_and_of_the_hub(tmp_path: Path)
 def test_settings_are_for_a_pipeline_by_each_of_its_names(tmp_path: Path) -> None:
     (tmp_path / "Sa=a.safetensors").touch()
     one, two = checkpoints("Wan", "Sa")
-    named = [NamedPipeline("diffusers", one.folder, "film", one.names), NamedPipeline("diffusers", two.folder, "wan", two.names)]
+    pipelines = [NamedPipeline("diffusers", one.folder, "film", one.names), NamedPipeline("diffusers", two.folder, "wan", two.names)]
     choice = Choice(
         devices={"": "cpu", "diffusion": "a", "WAN/diffusion": "b", "sa/diffusion": "c", "none/diffusion": "d", "film/diffusion": "e"},
         settings={"threads": {"SA/diffusion": "2"}},
         loras=["SA=a.safetensors=0.5", "film=b.safetensors", "c.safetensors", f"{tmp_path}/Sa=a.safetensors"],
     )
-    renamed = with_first_names(choice, named)
+    renamed = _with_first_names(choice, pipelines)
     assert renamed.devices == {"": "cpu", "diffusion": "a", "wan/diffusion": "c", "none/diffusion": "d", "film/diffusion": "e"}, (
         "a further name is no other pipeline's own"
     )
@@ -126,12 +126,12 @@ def test_the_client_means_by_a_name_what_the_router_means() -> None:
     words = ("a", "B", "b", "c", "A/b", "x", "ß", "SS")
     toy = load_pipeline("toy")
     for _ in range(300):
-        drawn = [[*dict.fromkeys(rng.choices(words, k=rng.randint(0, 3)))] for _ in range(3)]
-        files = [toy.model_copy(update={"name": name}).with_names(names) for name, names in zip("abc", drawn, strict=True)]
+        names = [[*dict.fromkeys(rng.choices(words, k=rng.randint(0, 3)))] for _ in range(3)]
+        files = [toy.model_copy(update={"name": name}).with_names(others) for name, others in zip("abc", names, strict=True)]
         listed = [Pipeline(one.name, (), (), (), (), "", names=one.names) for one in files]
         for word in words:
-            asked = [one.name for one in find_called(word, files)]
-            assert [one.name for one in Pipeline.find_called(word, listed)] == asked
+            matches = [one.name for one in find_called(word, files)]
+            assert [one.name for one in Pipeline.find_called(word, listed)] == matches
 
 
 def test_names_are_a_setting_like_any_other(tmp_path: Path) -> None:

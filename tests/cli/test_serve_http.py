@@ -117,8 +117,8 @@ def test_a_typed_port_that_is_taken_is_refused_with_who_has_it(tmp_path: Path, m
             done = omnistage("serve", "toy", "--address", "127.0.0.1:0", *words, variables=variables)
             (error,) = done.stderr.splitlines()
             assert done.returncode == 1
-            said = re.escape(f"error: cannot listen on {address}: the port is taken by ") + ".*; choose another --http"
-            assert re.fullmatch(said, error), error
+            pattern = re.escape(f"error: cannot listen on {address}: the port is taken by ") + ".*; choose another --http"
+            assert re.fullmatch(pattern, error), error
             assert address != used or f"(pid {os.getpid()})" in error
         done = omnistage("serve", "toy", "--address", used, "--http", used)
         assert done.stderr == f"error: --http: {used} is the --address too; give each its own port\n"

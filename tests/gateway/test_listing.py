@@ -119,12 +119,14 @@ async def test_a_model_is_asked_by_each_of_its_names() -> None:
             answered = await client.post("/chat/completions", json={"model": model, **question})
             assert (answered.status_code, answered.json()["model"]) == (200, model), "programs compare it with what they asked"
         for path in ("/models/toy", "/models/Owner/Toy", "/models/owner%2Ftoy"):
-            told = (await client.get(path)).json()
-            assert (told["id"], told["names"]) == ("toy", ["Owner/Toy", "both", "toy-thinker"])
-        drawn = await client.post("/images/generations", json={"model": "Owner/Picture", "prompt": "a walk"})
-        spoken = await client.post("/audio/speech", json={"model": "Owner/Toy", "input": "Hello", "response_format": "pcm"})
-        responded = await client.post("/responses", json={"model": "Owner/Toy", "input": "Hello", "max_output_tokens": 16})
-        assert [each.status_code for each in (drawn, spoken, responded)] == [200, 200, 200]
+            model_facts = (await client.get(path)).json()
+            assert (model_facts["id"], model_facts["names"]) == ("toy", ["Owner/Toy", "both", "toy-thinker"])
+        for path, body in (
+            ("/images/generations", {"model": "Owner/Picture", "prompt": "a walk"}),
+            ("/audio/speech", {"model": "Owner/Toy", "input": "Hello", "response_format": "pcm"}),
+            ("/responses", {"model": "Owner/Toy", "input": "Hello", "max_output_tokens": 16}),
+        ):
+            assert (await client.post(path, json=body)).status_code == 200
         errors = {}
         for model in ("both", "Owner/Toi"):
             refused = await client.post("/chat/completions", json={"model": model, **question})

@@ -46,7 +46,7 @@ CALLED = {
 
 
 @pytest.mark.parametrize(
-    ("typed", "name"),
+    ("word", "name"),
     [
         ("toy", "toy"),
         ("TOY", "toy"),
@@ -57,22 +57,22 @@ CALLED = {
         ("Toy-Film", "toy-film"),  # Toy has this as a further name, and it shadows nothing.
     ],
 )
-def test_a_pipeline_is_asked_by_each_of_its_names(typed: str, name: str) -> None:
-    assert choose_pipeline(omni_pb2.GenerateRequest(model=typed), CALLED)[0].pipeline.name == name
+def test_a_pipeline_is_asked_by_each_of_its_names(word: str, name: str) -> None:
+    assert choose_pipeline(omni_pb2.GenerateRequest(model=word), CALLED)[0].pipeline.name == name
     assert CALLED["toy"].names == ("Owner/One", "shared", "toy-film", "one"), "its own is no further one"
 
 
 @pytest.mark.parametrize(
-    ("typed", "reason", "message"),
+    ("word", "reason", "message"),
     [
         ("SHARED", "BAD_REQUEST", "toy, toy-film: each of them is also called 'SHARED'; name one"),
         ("two", "UNKNOWN_MODEL", "no pipeline 'two'; this router has toy (Owner/One), toy-film (Owner/Two)"),
         ("Owner/", "UNKNOWN_MODEL", "no pipeline 'Owner/'; this router has toy (Owner/One), toy-film (Owner/Two)"),
     ],
 )
-def test_a_name_of_two_or_of_none_is_refused_with_those_that_there_are(typed: str, reason: str, message: str) -> None:
+def test_a_name_of_two_or_of_none_is_refused_with_those_that_there_are(word: str, reason: str, message: str) -> None:
     with pytest.raises(StageError, match=re.escape(message)) as raised:
-        choose_pipeline(omni_pb2.GenerateRequest(model=typed), CALLED)
+        choose_pipeline(omni_pb2.GenerateRequest(model=word), CALLED)
     assert (raised.value.reason, raised.value.metadata["field"]) == (reason, "model")
     assert raised.value.metadata.get("candidates") == ("toy,toy-film" if reason == "BAD_REQUEST" else None)
 

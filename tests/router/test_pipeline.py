@@ -198,7 +198,7 @@ async def test_a_router_does_not_start_on_stages_that_do_not_fit(options: dict[s
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"pipeline": "toy,toy"}, "there are two pipelines toy; give one another name, --pipeline NAME=toy"),
         ({"pipeline": "a=toy,a=toy-film"}, "there are two pipelines a; give one another name, --pipeline NAME=toy-film"),
@@ -207,8 +207,8 @@ async def test_a_router_does_not_start_on_stages_that_do_not_fit(options: dict[s
         ({"pipeline": "a=toy", "names": {"toy": ["b"]}}, "--names: there is no pipeline toy; there are a"),
     ],
 )
-async def test_a_router_refuses_names_that_mean_nothing_or_two(settings: dict[str, object], told: str) -> None:
-    with pytest.raises(StartError, match=re.escape(told)):
+async def test_a_router_refuses_names_that_mean_nothing_or_two(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(StartError, match=re.escape(message)):
         await serve_router(RouterSettings(**settings), CREDENTIALS)  # type: ignore[arg-type]
 
 

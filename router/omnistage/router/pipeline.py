@@ -156,10 +156,10 @@ class PipelineFile(BaseModel):
         takes = {*self.inputs, *descriptions[self.stages[0].kind].inputs}
         gives = {*self.on_request, *(port.name for described in descriptions.values() for port in described.produces)}
         outputs = tuple(each for each in self.outputs if each in gives) if self.outputs_vary else self.outputs
-        named = self.with_names([descriptions[self.stages[0].kind].model])
-        return named._taking(
+        settled = self._taking(
             tuple(each for each in self.could_take if each in takes), tuple(each for each in self.could_give if each in gives)
         ).model_copy(update={"outputs": outputs})
+        return settled.with_names([descriptions[self.stages[0].kind].model])
 
     def with_names(self, names: Iterable[str]) -> PipelineFile:
         """A copy with more further names. Names that differ only in case are one."""
@@ -185,16 +185,16 @@ class PipelineFile(BaseModel):
 
 def find_called(name: str, pipelines: Iterable[PipelineFile]) -> list[PipelineFile]:
     """The pipelines that a request means by a name, in any case: the one whose own name it is, else all that have it as a further name."""
-    called, known = name.casefold(), list(pipelines)
-    own = [one for one in known if one.name == called]
-    return own or [one for one in known if called in map(str.casefold, one.names)]
+    key, candidates = name.casefold(), list(pipelines)
+    exact = [one for one in candidates if one.name == key]
+    return exact or [one for one in candidates if key in map(str.casefold, one.names)]
 
 
 def split_name(text: str) -> tuple[str, str]:
     """Returns (NAME, SOURCE) of NAME=SOURCE, by which a pipeline gets another name; ("", the text) for any other text, and for an existing
     path, which may have a "=" too."""
-    named = None if Path(text).exists() else re.fullmatch(f"({NAME})=(.+)", text)
-    return (named[1], named[2]) if named else ("", text)
+    match = None if Path(text).exists() else re.fullmatch(f"({NAME})=(.+)", text)
+    return (match[1], match[2]) if match else ("", text)
 
 
 def load_pipeline(name_or_file: str) -> PipelineFile:

@@ -134,8 +134,8 @@ def _find_named(name: str, pipelines: Sequence[PipelineFile]) -> str:
     if len(called) > 1:
         raise _refuse_choice(called, f"is also called {name[:64]!r}")
     if not called:
-        known = ", ".join(f"{one.name} ({one.names[0][:64]})" if one.names else one.name for one in pipelines)
-        raise StageError("UNKNOWN_MODEL", f"no pipeline {name[:64]!r}; this router has {known}", metadata={"field": "model"})
+        labels = ", ".join(f"{one.name} ({one.names[0][:64]})" if one.names else one.name for one in pipelines)
+        raise StageError("UNKNOWN_MODEL", f"no pipeline {name[:64]!r}; this router has {labels}", metadata={"field": "model"})
     return called[0]
 
 

@@ -421,9 +421,9 @@ class Pipeline:
     def find_called(name: str, pipelines: Iterable[Pipeline]) -> list[Pipeline]:
         """The pipelines that a router means by a name, in any case: the one whose own name it is, else all that have it as a further
         name."""
-        called, known = name.casefold(), list(pipelines)
-        own = [one for one in known if one.name == called]
-        return own or [one for one in known if called in map(str.casefold, one.names)]
+        key, candidates = name.casefold(), list(pipelines)
+        exact = [one for one in candidates if one.name == key]
+        return exact or [one for one in candidates if key in map(str.casefold, one.names)]
 
     @property
     def label(self) -> str:

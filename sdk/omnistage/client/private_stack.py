@@ -84,7 +84,7 @@ class StackPlan:
         """The pipelines that are named; empty: the default pipelines, or the one of the checkpoint."""
         pipelines = self.settings.get("pipeline", ())
         if isinstance(pipelines, Mapping):
-            return tuple(f"{name}={what}" for name, what in pipelines.items())
+            return tuple(f"{name}={source}" for name, source in pipelines.items())
         return (pipelines,) if isinstance(pipelines, str) else tuple(pipelines)
 
     @property

@@ -376,7 +376,7 @@ class ChatSession:
         if not names:
             raise RequestError("no pipeline of this router answers", hint="`omnistage draw` asks those that draw.")
         exists = Pipeline.find_called(name, pipelines)
-        guess = did_you_mean(name, [*names, *(further for one in answering for further in one.names)])
+        guess = did_you_mean(name, [*names, *(name for one in answering for name in one.names)])
         text = f"{name} only draws" if exists else f"there is no pipeline {name}{guess}"
         able = f"{', '.join(names)} {'answers' if len(names) == 1 else 'answer'} here"
         raise RequestError(text, hint=f"{able}: /pipeline {names[0]}, or /pipeline {OFF} to leave it to the router.")
@@ -390,11 +390,11 @@ class ChatSession:
                 self._notices.tell(f"[dim]{escape(f'{one.label}: {about}{mark}')}[/]")
             return
         if name != OFF:
-            chosen, *others = await self._pipelines_named(name)
+            pipeline, *others = await self._pipelines_named(name)
             if others:
-                own_names = " and ".join(one.name for one in (chosen, *others))
-                raise RequestError(f"{name} is another name of {own_names}", hint=f"Name one: /pipeline {chosen.name}.")
-            name = chosen.name
+                own_names = " and ".join(one.name for one in (pipeline, *others))
+                raise RequestError(f"{name} is another name of {own_names}", hint=f"Name one: /pipeline {pipeline.name}.")
+            name = pipeline.name
         self._pipeline = "" if name == OFF else name
         self._notices.tell(f"[dim]pipeline: {escape(self._pipeline or 'as the router chooses')}[/]")
 

@@ -6,18 +6,14 @@ name of two, each checkpoint gives its own name to its pipeline. The names of a 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from omnistage.cli.show.fetch import hub_name
 from omnistage.client.errors import BadRequestError
 from omnistage.models.checkpoint.files import checkpoint_name
 from omnistage.router.pipeline import MAX_NAME_CHARACTERS, split_name
-
-if TYPE_CHECKING:
-    from omnistage.cli.stack.pipelines import Choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +32,10 @@ class NamedPipeline:
 def split_word(word: str) -> tuple[str, str]:
     """Returns (NAME, WHAT) of a word [NAME=]WHAT; the name is empty if there is none. An existing path is a WHAT even if it has a "=", and
     so is a text with a slash before its "=". Raises BadRequestError for a bad name, and for a name alone."""
-    name, what = split_name(word)
-    prefix, equals, rest = what.partition("=")
+    name, source = split_name(word)
+    prefix, equals, rest = source.partition("=")
     if name or not equals or "/" in prefix or Path(word).exists():
-        return name, what
+        return name, source
     example = f"{_as_name(prefix) or 'film'}={rest or 'DIR'}"
     rule = "a name has 1 to 64 of a-z 0-9 . _ - and begins with a letter or digit; after it stands what it names"
     raise BadRequestError.of("PIPELINE", f"{word}: {rule}, such as {example}")
@@ -54,8 +50,8 @@ def names_of(text: str, folder: Path) -> tuple[str, ...]:
     """The names by which people know a checkpoint. Every client of the router may see them, so of a path that is not of the form OWNER/NAME
     they have the last part alone. text: the checkpoint as typed. folder: where it is."""
     hub = hub_name(text)
-    typed = (hub.repository, hub.repository.rpartition("/")[2], text) if hub else (folder.name,)
-    names = dict.fromkeys((*typed, checkpoint_name(folder)))
+    short = (hub.repository, hub.repository.rpartition("/")[2], text) if hub else (folder.name,)
+    names = dict.fromkeys((*short, checkpoint_name(folder)))
     return tuple(name for name in names if name.strip(".") and name.isprintable() and len(name) <= MAX_NAME_CHARACTERS)
 
 
@@ -63,42 +59,12 @@ def with_own_names(pipelines: Sequence[NamedPipeline]) -> list[NamedPipeline]:
     """The pipelines, with the names of their checkpoints for those that would have the name of another one. Raises BadRequestError if two
     have the same name even so."""
     names = [one.name for one in pipelines]
-    named: list[NamedPipeline] = []
+    renamed: list[NamedPipeline] = []
     for one in pipelines:
-        own = next(filter(None, (_as_name(name.rpartition("/")[2]) for name in one.names)), "")
-        name = own if own and one.may_change and names.count(one.name) > 1 else one.name
-        if name in [other.name for other in named]:
+        checkpoint = next(filter(None, (_as_name(name.rpartition("/")[2]) for name in one.names)), "")
+        name = checkpoint if checkpoint and one.may_change and names.count(one.name) > 1 else one.name
+        if name in [other.name for other in renamed]:
             advice = f"leave one out, or give it another name, such as {name[:62]}-2={one.folder or one.source}"
             raise BadRequestError.of("PIPELINE", f"there are two pipelines {name}: {advice}")
-        named.append(replace(one, name=name))
-    return named
-
-
-def with_first_names(choice: Choice, pipelines: Sequence[NamedPipeline]) -> Choice:
-    """The choice with the own names of pipelines in place of further ones, before stages and LoRA files."""
-    own_names = {one.name for one in pipelines}
-    firsts = dict[str, set[str]]()
-    for one in pipelines:
-        for name in {each.casefold() for each in one.names} - own_names:
-            firsts.setdefault(name, set()).add(one.name)
-
-    def first(name: str) -> str:
-        called = name.casefold()
-        meant = {called} & own_names or firsts.get(called, set())
-        return next(iter(meant)) if len(meant) == 1 else name
-
-    def renamed(values: Mapping[str, str]) -> dict[str, str]:
-        parts = {stage: stage.rpartition("/") for stage in values}
-        return {f"{first(name)}{slash}{kind}": values[stage] for stage, (name, slash, kind) in parts.items()}
-
-    def renamed_word(word: str) -> str:
-        name, equals, rest = word.partition("=")
-        return f"{first(name)}={rest}" if equals and not Path(word).is_file() else word
-
-    return replace(
-        choice,
-        devices=renamed(choice.devices),
-        replicas=renamed(choice.replicas),
-        settings={name: renamed(values) for name, values in choice.settings.items()},
-        loras=[renamed_word(word) for word in choice.loras],
-    )
+        renamed.append(replace(one, name=name))
+    return renamed

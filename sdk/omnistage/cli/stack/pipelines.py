@@ -13,7 +13,7 @@ import grpc
 
 from omnistage.cli.show.fetch import checkpoint, fetch, hub_name
 from omnistage.cli.stack.layout import DEFAULT_PIPELINES, Layout, PipelineLayout, ServerOptions, StageLayout, flag, of_pipeline
-from omnistage.cli.stack.names import NamedPipeline, names_of, split_word, with_first_names, with_own_names
+from omnistage.cli.stack.names import NamedPipeline, names_of, split_word, with_own_names
 from omnistage.cli.stack.settings import check, with_loras
 from omnistage.client.errors import BadRequestError, RequestError, StackError, UnknownModelError
 from omnistage.client.private_stack import install
@@ -76,7 +76,7 @@ def layout_of(choice: Choice) -> Layout:
     that says what to change."""
     entries, notes = _choose_wanted(choice)
     identified = with_own_names([_identify(one, choice, is_alone=len(entries) == 1) for one in entries])
-    choice = with_first_names(choice, identified)
+    choice = _with_first_names(choice, identified)
     pipelines = [_layout(one, choice) for one in identified]
     notes += _replacement_lines(entries, pipelines)
     servers, left_out = with_gateway(choice.servers)
@@ -122,14 +122,14 @@ def _choose_wanted(choice: Choice) -> tuple[list[_Wanted], list[str]]:
         return [_Wanted("", choice.checkpoints[""])], []
     if not arguments:
         arguments, left_out = default_pipelines()
-    entries = [_wanted(one) for one in arguments]
+    entries = [_read_word(one) for one in arguments]
     return list(_with_checkpoints(entries, choice.checkpoints, left_out)), list(left_out.values())
 
 
-def _wanted(word: str) -> _Wanted:
+def _read_word(word: str) -> _Wanted:
     """The pipeline that a word [NAME=]WHAT of the command line means. Raises BadRequestError for a bad name."""
-    name, what = split_word(word)
-    return _Wanted("", what, "PIPELINE", name) if _is_checkpoint(what) else _Wanted(what, name=name)
+    name, source = split_word(word)
+    return _Wanted("", source, "PIPELINE", name) if _is_checkpoint(source) else _Wanted(source, name=name)
 
 
 def default_pipelines() -> tuple[list[str], dict[str, str]]:
@@ -181,7 +181,7 @@ def _identify(entry: _Wanted, choice: Choice, *, is_alone: bool) -> NamedPipelin
     def judge(folder: Path) -> None:
         """Check a checkpoint of which all but the weights is there. Raises the errors that can be found so early."""
         identified = _of_checkpoint(folder, entry, choice)
-        own_choice = with_first_names(choice, [identified])
+        own_choice = _with_first_names(choice, [identified])
         pipeline = _layout(identified, own_choice)
         family_names = {stage.family for stage in pipeline.stages}
         among = {name: family for name, family in families().items() if name in family_names}
@@ -202,6 +202,36 @@ def _of_checkpoint(folder: Path, entry: _Wanted, choice: Choice) -> NamedPipelin
         raise StackError(str(error)) from None
     name, names = entry.name or _read(source).name, names_of(entry.checkpoint, folder)
     return NamedPipeline(source, folder, name, names, may_change=not (entry.name or entry.source))
+
+
+def _with_first_names(choice: Choice, pipelines: Sequence[NamedPipeline]) -> Choice:
+    """The choice with the own names of pipelines in place of further ones, before stages and LoRA files."""
+    own_names = {one.name for one in pipelines}
+    firsts = dict[str, set[str]]()
+    for one in pipelines:
+        for name in {each.casefold() for each in one.names} - own_names:
+            firsts.setdefault(name, set()).add(one.name)
+
+    def first(name: str) -> str:
+        key = name.casefold()
+        matches = {key} & own_names or firsts.get(key, set())
+        return next(iter(matches)) if len(matches) == 1 else name
+
+    def renamed(values: Mapping[str, str]) -> dict[str, str]:
+        parts = {stage: stage.rpartition("/") for stage in values}
+        return {f"{first(name)}{slash}{kind}": values[stage] for stage, (name, slash, kind) in parts.items()}
+
+    def renamed_word(word: str) -> str:
+        name, equals, rest = word.partition("=")
+        return f"{first(name)}={rest}" if equals and not Path(word).is_file() else word
+
+    return replace(
+        choice,
+        devices=renamed(choice.devices),
+        replicas=renamed(choice.replicas),
+        settings={name: renamed(values) for name, values in choice.settings.items()},
+        loras=[renamed_word(word) for word in choice.loras],
+    )
 
 
 def _pipeline_that_fits(folder: Path, source: str, text: str, choice: Choice) -> str:
@@ -283,7 +313,7 @@ def _suggestion(name: str) -> str:
 
 def check_named(source: str) -> None:
     """Raises UnknownModelError for a text that is neither a pipeline nor a checkpoint, and cannot be the name of one at a hub."""
-    entry = _wanted(source)
+    entry = _read_word(source)
     if entry.source:
         _read(entry.source)
 
