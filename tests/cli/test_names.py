@@ -56,6 +56,7 @@ def test_what_is_no_name_is_refused_with_one_that_is(word: str) -> None:
             BadRequestError,
             "PIPELINE: there are two pipelines a: leave one out, or give it another name, such as a-2=",
         ),
+        (["a=no/such", "a=toy"], BadRequestError, "there are two pipelines a: "),  # Told before anything is fetched.
         (["toy", "toy"], BadRequestError, "there are two pipelines toy: leave one out, or give it another name, such as toy-2=toy"),
         (["film=/none/such"], UnknownModelError, "no folder /none/such, and no pipeline or model of this name"),
         (["film=none"], UnknownModelError, "no pipeline 'none', and no folder or model of this name"),

@@ -34,12 +34,11 @@ class Choice:
     """A stack as the command line describes it.
 
     pipelines: names, files or checkpoints, each after NAME= if it has another name; empty: the pipeline of the only checkpoint, or without
-    a checkpoint the default ones.
-    checkpoints: a folder, or a name at a hub, by the name of the pipeline; the key "" stands for the only pipeline. devices, replicas: by
-    STAGE or PIPELINE/STAGE; the device with the key "" is for all stages. dtype: for the stages that can compute in several types.
-    settings: options of the stage servers, by name and by stage; the stage "" stands for all that have a use for the option. inputs,
-    outputs: those of later requests, such as image and audio. kind: of the first stage of the pipeline that they ask; empty: any. loras:
-    see with_loras.
+    a checkpoint the default ones. checkpoints: a folder, or a name at a hub, by the name of the pipeline; the key "" stands for the only
+    pipeline. devices, replicas: by STAGE or PIPELINE/STAGE; the device with the key "" is for all stages. dtype: for the stages that can
+    compute in several types. settings: options of the stage servers, by name and by stage; the stage "" stands for all that have a use for
+    the option. inputs, outputs: those of later requests, such as image and audio. kind: of the first stage of the pipeline that they ask;
+    empty: any. loras: see with_loras.
     """
 
     pipelines: Sequence[str] = ()
@@ -75,6 +74,8 @@ def layout_of(choice: Choice) -> Layout:
     """The layout of a chosen stack. Fetches the named checkpoints, and the models of the first pipeline's families. Raises an OmniError
     that says what to change."""
     entries, notes = _choose_wanted(choice)
+    # Checked first, because the checkpoints may take an hour to fetch.
+    with_own_names([NamedPipeline(one.source or one.checkpoint, None, one.called) for one in entries if one.name or one.source])
     identified = with_own_names([_identify(one, choice, is_alone=len(entries) == 1) for one in entries])
     choice = _with_first_names(choice, identified)
     pipelines = [_layout(one, choice) for one in identified]
@@ -94,7 +95,7 @@ def _replacement_lines(entries: Sequence[_Wanted], pipelines: Sequence[PipelineL
         expected = entry.source or layout.stages[0].family  # A family's pipeline has its name.
         if entry.checkpoint and layout.source != expected and expected in shipped_pipelines():
             missing = find_gaps(Path(layout.stages[0].checkpoint), _read(expected).models)
-            line = f"{entry.checkpoint} has no {' and no '.join(missing)}: it is served by {layout.name}"
+            line = f"{entry.checkpoint} has no {' and no '.join(missing)}: it is served by {layout.source}"
             notes += [line] if missing else []
     return notes
 
