@@ -203,7 +203,7 @@ def test_a_time_limit_is_one_more_reason(slow_address: str) -> None:
 @pytest.mark.parametrize(
     ("words", "error", "hint"),
     [
-        (["--pipeline", "none"], "--pipeline none: this router has no such pipeline", "It has toy."),
+        (["--pipeline", "none"], "--pipeline none: this router has no such pipeline", "It has toy (toy-thinker)."),
         (["--voice", "nobody"], "--voice: ", ""),
         (["--draw"], "toy does not draw; no other pipeline of this router does", ""),
         (["--out", "x.txt"], "--out x.txt: only JSON can be written", "Give a name that ends in .json."),

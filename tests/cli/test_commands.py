@@ -180,7 +180,7 @@ def test_without_an_address_a_stack_is_started_for_the_call() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["ask", "Hi", "--pipeline", "absent"], ["error: no pipeline 'absent'; this router has toy"]),
+        (["ask", "Hi", "--pipeline", "absent"], ["error: no pipeline 'absent'; this router has toy (toy-thinker)"]),
         (["say", " "], EMPTY),
         (["ask", "Hi", "--voice", "Ann"], ["error: --voice: no voice 'Ann'; there is only 'toy'"]),
         (["ask", "Hi", "--out", "absent/x.wav"], ["error: --out absent/x.wav: its folder does not exist", MAKE]),

@@ -7,13 +7,12 @@ import json
 import os
 import pty
 import re
-import secrets
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,18 +63,17 @@ def answered(page: str, name: str) -> str:
 
 
 def test_it_takes_http_at_one_port_for_as_long_as_it_serves(family: ProcessFamily, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gateway is kept and watched as every process is; a status names it; its answers are those of the router. A port that is taken is
-    not in its way, and its own is still its own when it is started again. Variables tell it what no option of `serve` does."""
+    """The gateway is kept and watched as every process is; a status names it; its answers are those of the router. A default port that is
+    taken is not in its way, and its own is still its own when it is started again. Variables tell it what no option of `serve` does."""
     monkeypatch.setenv("OMNISTAGE_ALLOWED_HOSTS", "box.example.com")
     monkeypatch.setenv("OMNISTAGE_MODEL_NAMES", "gpt-of-a-test=toy-of-a-test")
-    logs, other = tmp_path / "logs", socket.create_server(("127.0.0.1", 0))
-    usual = "{}:{}".format(*other.getsockname())
-    words = ("--http", usual, "--metrics", "127.0.0.1:0", "--log-dir", str(logs))
-    with other, serving(family, toy_pipeline(tmp_path), *words) as server:
+    monkeypatch.setenv("OMNISTAGE_SERVE_NO_HTTP", "false")
+    logs, words = tmp_path / "logs", ("--metrics", "127.0.0.1:0", "--log-dir", str(tmp_path / "logs"))
+    with taken(DEFAULT_HTTP), serving(family, toy_pipeline(tmp_path), *words) as server:
         address = server.address()
         page, _, about = server.report("page: ").partition(" ")
-        assert page != f"http://{usual}"
-        assert about.strip() == f"(the port of {usual} is taken; OpenAI's interface is below /v1; any key is taken)"
+        assert page != f"http://{DEFAULT_HTTP}"
+        assert about.strip() == f"(the port of {DEFAULT_HTTP} is taken; OpenAI's interface is below /v1; any key is taken)"
         metrics = server.report("metrics: ")
         name = name_of_only_model(page)
         assert [*opened(f"{page}/v1/models", host="box.example.com")], "a host that is not known is refused"
@@ -91,6 +89,39 @@ def test_it_takes_http_at_one_port_for_as_long_as_it_serves(family: ProcessFamil
         assert server.report("restarted ").startswith("gateway ")
         assert answered(page, name) == text
     assert '"http.done"' in (logs / "gateway.log").read_text()
+
+
+@contextmanager
+def taken(address: str) -> Iterator[None]:
+    """Somebody listens there: who does already, or this test."""
+    host, _, port = address.rpartition(":")
+    with ExitStack() as exits:
+        with suppress(OSError):
+            exits.enter_context(socket.create_server((host, int(port))))
+        yield
+
+
+def test_a_typed_port_that_is_taken_is_refused_with_who_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it was typed, the default port too."""
+    file = tmp_path / "stack.yaml"
+    with socket.create_server(("127.0.0.1", 0)) as other, taken(DEFAULT_HTTP):
+        used = "{}:{}".format(*other.getsockname())
+        file.write_text(f"http: {used}\n")
+        ways: list[tuple[str, list[str], dict[str, str]]] = [
+            (used, ["--http", used], {}),
+            (used, [], {"OMNISTAGE_SERVE_HTTP": used, "OMNISTAGE_SERVE_NO_HTTP": "false"}),
+            (used, ["--config", str(file)], {"OMNISTAGE_SERVE_NO_HTTP": "false"}),
+            (DEFAULT_HTTP, ["--http", DEFAULT_HTTP], {}),
+        ]
+        for address, words, variables in ways:
+            done = omnistage("serve", "toy", "--address", "127.0.0.1:0", *words, variables=variables)
+            (error,) = done.stderr.splitlines()
+            assert done.returncode == 1
+            pattern = re.escape(f"error: cannot listen on {address}: the port is taken by ") + ".*; choose another --http"
+            assert re.fullmatch(pattern, error), error
+            assert address != used or f"(pid {os.getpid()})" in error
+        done = omnistage("serve", "toy", "--address", used, "--http", used)
+        assert done.stderr == f"error: --http: {used} is the --address too; give each its own port\n"
 
 
 def test_films_outlive_a_gateway_and_go_with_the_stack(family: ProcessFamily, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,9 +168,9 @@ def test_an_answer_over_http_ends_before_the_stack_does(family: ProcessFamily, t
 
 
 def test_a_stack_whose_gateway_cannot_start_goes_on_without(family: ProcessFamily, tmp_path: Path) -> None:
-    host = ".".join(["127", *(str(secrets.randbelow(254) + 1) for _ in range(3))])
-    with socket.create_server((host, 65535)), serving(family, toy_pipeline(tmp_path), "--http", f"{host}:65535") as server:
-        assert server.report("given up ").startswith(f"gateway cannot start: cannot listen on {host}:65535: the port is taken by ")
+    wrong = {"OMNISTAGE_VIDEO_FOLDER": "/dev/null"}
+    with serving(family, toy_pipeline(tmp_path), "--http", "127.0.0.1:0", environment=wrong) as server:
+        assert server.report("given up ").startswith("gateway cannot start: ")
         with Omni(address=server.address()) as omni:
             assert omni.generate("Hi").text
 
@@ -196,7 +227,7 @@ def test_without_its_packages_there_is_none_and_a_line_says_so(missing: str, mon
 
 @pytest.mark.parametrize(
     ("address", "said"),
-    [("8000", "--http: '8000' has no host"), ("192.0.2.1:8000", "cannot listen on 192.0.2.1:0: .*; choose another --http")],
+    [("8000", "--http: '8000' has no host"), ("192.0.2.1:8000", "cannot listen on 192.0.2.1:8000: .*; choose another --http")],
 )
 def test_an_address_where_nobody_can_listen_is_told_before_anything_starts(address: str, said: str) -> None:
     layout = Layout([PipelineLayout("toy", "toy", [StageLayout("thinker", "toy")])], ServerOptions(http=address))

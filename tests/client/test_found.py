@@ -28,7 +28,7 @@ from omnistage.cli.targets import Need, must_run, running, target_for
 from omnistage.client import AsyncOmni, Omni, Options, UnavailableError, connection
 from omnistage.client import options as client_options
 from omnistage.client.connection import ROUTER_VARIABLE, SEARCH_OFF, Connection, Found, find_router
-from omnistage.client.errors import BadRequestError, DeadlineError, RequestError, UnknownModelError
+from omnistage.client.errors import BadRequestError, DeadlineError, RequestError, StackError, UnknownModelError
 from omnistage.client.private_stack import StackPlan
 from omnistage.client.routers import CHANNEL_OPTIONS, ClientCredentials, Routers
 from omnistage.router.pipeline import load_pipeline
@@ -190,13 +190,13 @@ def test_a_command_asks_it_whatever_is_asked(serving: str, need: Need) -> None:
 def test_a_command_that_names_its_pipeline_asks_it_for_that(serving: str) -> None:
     where = target_for(ASKED, None, "toy")
     assert (where.address, where.options(Options(seed=1))) == (serving, {"seed": 1, "pipeline": "toy"})
-    with pytest.raises(UnknownModelError, match=f"the router at {serving} serves toy, not toy-picture") as refused:
+    with pytest.raises(UnknownModelError, match=rf"the router at {serving} serves toy \(toy-thinker\), not toy-picture") as refused:
         target_for(DRAWN, None, "toy-picture")
     assert refused.value.hint == (
         f"`omnistage stop {serving}` ends it; start it again with toy-picture added: `omnistage serve ... toy-picture`, where the dots are"
         " what toy was started with. OMNISTAGE_ROUTER=none gives a stack of your own instead."
     )
-    with pytest.raises(UnknownModelError, match="serves toy, not toy-pictur") as unknown:
+    with pytest.raises(UnknownModelError, match=r"serves toy \(toy-thinker\), not toy-pictur") as unknown:
         target_for(DRAWN, None, "toy-pictur")
     assert unknown.value.hint == UnknownModelError.hint, "no start helps where there is no such pipeline"
 
@@ -209,13 +209,32 @@ def test_what_is_to_be_started_is_started(serving: str, tmp_path: Path) -> None:
     assert film.options(Options()) == {}, "the router that is started has no other"
 
 
-@pytest.mark.parametrize("pipeline", ["", "smol", "words", "toy", "a.yaml", "./a", "own/er", "folder"])
+@pytest.mark.parametrize("pipeline", ["", "smol", "words", "toy", "a.yaml", "./a", "own/er", "folder", "a=folder"])
 def test_what_may_be_the_name_of_a_pipeline(tmp_path: Path, looking: pytest.MonkeyPatch, pipeline: str) -> None:
-    """A folder is a checkpoint, unless a pipeline that comes with omnistage is called so."""
+    """A folder is a checkpoint, unless a pipeline that comes with omnistage is called so. A router may know it, and a name at a hub."""
     looking.chdir(tmp_path)
     for name in ("folder", "toy"):
         (tmp_path / name).mkdir()
-    assert targets._may_be_served(pipeline) == (pipeline in ("", "smol", "words", "toy"))
+    assert targets._is_file(pipeline) == (pipeline in ("a.yaml", "./a", "a=folder"))
+    assert targets._can_start(pipeline) == (pipeline in ("./a", "own/er", "folder"))
+
+
+@pytest.mark.parametrize("is_named", [False, True], ids=["found", "named"])
+def test_a_checkpoint_that_a_router_serves_is_asked_there_and_another_one_is_started(
+    toy_address: str, looking: pytest.MonkeyPatch, tmp_path: Path, is_named: bool
+) -> None:
+    """By the name that the toy's checkpoint would have. The folder of this name may be another one, and its path means that."""
+    if is_named:
+        looking.setenv(ROUTER_VARIABLE, toy_address)
+    else:
+        looking.setattr(connection, "LOCAL_ADDRESS", toy_address)
+    looking.chdir(tmp_path)
+    for name in ("Toy-Thinker", "other"):
+        (tmp_path / name).mkdir()
+    assert target_for(ASKED, None, "Toy-Thinker").address == toy_address
+    for pipeline in ("./Toy-Thinker", "other", "film=Toy-Thinker"):
+        with pytest.raises(StackError, match=f"{pipeline.rpartition('=')[2].removeprefix('./')}/thinker/config.json is missing"):
+            target_for(ASKED, None, pipeline)
 
 
 def test_a_router_that_is_typed_is_asked(serving: str) -> None:

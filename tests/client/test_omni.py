@@ -207,7 +207,7 @@ def test_two_clients_of_one_process_do_not_touch_each_other(toy_address: str) ->
 
 
 def test_the_name_of_a_pipeline_is_guessed_among_those_of_the_router(omni: Omni) -> None:
-    with pytest.raises(errors.UnknownModelError, match=r"this router has toy; did you mean toy\?") as refused:
+    with pytest.raises(errors.UnknownModelError, match=r"this router has toy \(toy-thinker\); did you mean toy\?") as refused:
         omni.generate("Hi", pipeline="toyy")
     assert refused.value.hint == "", "the message lists them"
 

@@ -38,6 +38,8 @@ from omnistage.router.pipeline import load_pipeline
 from omnistage.v1 import omni_pb2, stage_pb2
 from omnistage.wire.errors import REASONS, StageError
 
+TOY, PICTURE = load_pipeline("toy"), load_pipeline("toy-picture")
+
 PATHS = ("/ready", "/v1/models", "/v1/models/toy", "/v1/audio/voices", "/ready")
 """Paths that ask the router."""
 
@@ -101,6 +103,44 @@ async def test_names_that_are_given_add_to_those_that_are_known(toy: servers.Ser
         assert [answer.status_code for answer in answered] == [200, 200, 404, 404]
 
 
+async def test_a_model_is_asked_by_each_of_its_names() -> None:
+    """One with a slash too. The router knows the same names; a name of two is refused with both."""
+    toy = load_pipeline("toy").with_names(["Owner/Toy", "both"])
+    picture = PICTURE.with_names(["Owner/Picture", "Both"])
+    async with (
+        local_chain() as chain,
+        local_stage(family_logic("toy", "diffusion")) as painter,
+        local_router({**addresses_of(chain), "toy-picture/diffusion": painter.address}, toy, picture) as router,
+        local_gateway(router.address, model_names="mine=owner/toy") as (url, _),
+        httpx2.AsyncClient(base_url=f"{url}/v1", timeout=60) as client,
+    ):
+        question = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
+        for model in ("toy", "Toy", "Owner/Toy", "OWNER/toy", "mine"):
+            answered = await client.post("/chat/completions", json={"model": model, **question})
+            assert (answered.status_code, answered.json()["model"]) == (200, model), "programs compare it with what they asked"
+        for path in ("/models/toy", "/models/Owner/Toy", "/models/owner%2Ftoy"):
+            model_facts = (await client.get(path)).json()
+            assert (model_facts["id"], model_facts["names"]) == ("toy", ["Owner/Toy", "both", "toy-thinker"])
+        for path, body in (
+            ("/images/generations", {"model": "Owner/Picture", "prompt": "a walk"}),
+            ("/audio/speech", {"model": "Owner/Toy", "input": "Hello", "response_format": "pcm"}),
+            ("/responses", {"model": "Owner/Toy", "input": "Hello", "max_output_tokens": 16}),
+        ):
+            assert (await client.post(path, json=body)).status_code == 200
+        errors = {}
+        for model in ("both", "Owner/Toi"):
+            refused = await client.post("/chat/completions", json={"model": model, **question})
+            errors[model] = (refused.status_code, refused.json()["error"]["code"], refused.json()["error"]["message"])
+    assert errors == {
+        "both": (400, "ambiguous_model", "The model 'both' is another name of toy and toy-picture; give one of these"),
+        "Owner/Toi": (
+            404,
+            "model_not_found",
+            "The model 'Owner/Toi' does not exist here; there are: toy (Owner/Toy), toy-picture (Owner/Picture); did you mean Owner/Toy?",
+        ),
+    }
+
+
 def test_voices_have_the_models_that_speak_with_them(url: str) -> None:
     answer = httpx2.get(f"{url}/v1/audio/voices").json()
     (voice,) = answer["data"]
@@ -117,9 +157,6 @@ def test_lists_are_as_the_document_has_them(url: str) -> None:
 
 
 # While a pipeline starts
-
-
-TOY, PICTURE = load_pipeline("toy"), load_pipeline("toy-picture")
 
 
 async def test_the_first_picture_of_openais_client_comes_when_its_pipeline_has_started() -> None:

@@ -19,10 +19,13 @@ from playwright.async_api import Locator, Page, Request, Route, expect
 
 from helpers import lengths, servers
 from helpers.browser import LAUNCHER, ask, browser, heard, needs_chromium, opened, page_at, page_of, serious_faults
-from helpers.gateway import gateway
+from helpers.chain import addresses_of
+from helpers.gateway import gateway, local_gateway
+from helpers.ports import take_address
 from omnistage.client.files import to_pcm16
 from omnistage.gateway.page import FILES, FOLDER, HEADERS
 from omnistage.models.toy import files, formulas
+from omnistage.router.pipeline import load_pipeline
 
 MAX_BYTES = 150_000
 SEED = 5
@@ -122,6 +125,25 @@ async def check_that_it_stops(page: Page, stack: servers.ServerProcesses) -> Non
     await servers.all_free(list(stack.addresses.values()))
     await expect(page.get_by_role("button", name="Send")).to_be_enabled()
     assert formulas.text(SEED, "Hello", LENGTH).startswith(await page.locator(".assistant .body").inner_text())
+
+
+@needs_chromium
+async def test_it_offers_what_a_starting_pipeline_is_sure_to_give() -> None:
+    """The rest is there as soon as its checkpoint is loaded, on the page that is open."""
+    film, late = load_pipeline("toy-film").model_copy(update={"outputs_vary": True}), take_address()
+    async with (
+        servers.local_chain() as chain,
+        servers.local_router({**addresses_of(chain), "toy-film/diffusion": late}, load_pipeline("toy"), film) as router,
+        local_gateway(router.address) as (url, _),
+        page_at(url) as page,
+    ):
+        modes = {name: page.locator("label", has=page.locator(f"input[value={name}]")) for name in ("film", "sound")}
+        await expect(page.locator("#state")).to_have_text("2 models")
+        for label in modes.values():
+            await expect(label).to_be_hidden()
+        async with servers.local_stage(servers.family_logic("toy-film", "diffusion"), address=late):
+            for label in modes.values():
+                await expect(label).to_be_visible()
 
 
 # Mishaps

@@ -228,7 +228,7 @@ def sound_of(folder: Path) -> bytes:
 def test_it_tells_what_went_wrong(command: list[str], url_of_stack: str, tmp_path: Path) -> None:
     done = run([*command, url_of_stack, QUESTION, "no-such-model"], tmp_path)
     assert (done.returncode, done.stdout) == (1, "") and done.stderr.startswith("error: model_not_found: ")
-    assert "The model 'no-such-model' does not exist here; there are: toy, toy-picture" in done.stderr
+    assert "The model 'no-such-model' does not exist here; there are: toy (toy-thinker), toy-picture (" in done.stderr
 
 
 # Frameworks

@@ -3,6 +3,7 @@ prompts are drawn."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
@@ -35,6 +36,45 @@ def streamed(media_type: str) -> omni_pb2.GenerateRequest:
 def drawn(*types: str, prompt: str = "", **fields: object) -> omni_pb2.GenerateRequest:
     images = [stage_pb2.Media(media_type=one) for one in types]
     return omni_pb2.GenerateRequest(diffusion=stage_pb2.DiffusionParams(prompt=prompt, images=images), **fields)  # type: ignore[arg-type]
+
+
+CALLED = {
+    "toy": TABLE["toy"].with_names(["Owner/One", "shared", "TOY", "toy-film", "one"]),
+    "toy-film": TABLE["toy-film"].with_names(["Owner/Two", "Shared"]),
+}
+"""Pipelines with further names."""
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        ("toy", "toy"),
+        ("TOY", "toy"),
+        ("Owner/One", "toy"),
+        ("owner/ONE", "toy"),
+        ("One", "toy"),
+        ("owner/two", "toy-film"),
+        ("Toy-Film", "toy-film"),  # Toy has this as a further name, and it shadows nothing.
+    ],
+)
+def test_a_pipeline_is_asked_by_each_of_its_names(word: str, name: str) -> None:
+    assert choose_pipeline(omni_pb2.GenerateRequest(model=word), CALLED)[0].pipeline.name == name
+    assert CALLED["toy"].names == ("Owner/One", "shared", "toy-film", "one"), "its own is no further one"
+
+
+@pytest.mark.parametrize(
+    ("word", "reason", "message"),
+    [
+        ("SHARED", "BAD_REQUEST", "toy, toy-film: each of them is also called 'SHARED'; name one"),
+        ("two", "UNKNOWN_MODEL", "no pipeline 'two'; this router has toy (Owner/One), toy-film (Owner/Two)"),
+        ("Owner/", "UNKNOWN_MODEL", "no pipeline 'Owner/'; this router has toy (Owner/One), toy-film (Owner/Two)"),
+    ],
+)
+def test_a_name_of_two_or_of_none_is_refused_with_those_that_there_are(word: str, reason: str, message: str) -> None:
+    with pytest.raises(StageError, match=re.escape(message)) as raised:
+        choose_pipeline(omni_pb2.GenerateRequest(model=word), CALLED)
+    assert (raised.value.reason, raised.value.metadata["field"]) == (reason, "model")
+    assert raised.value.metadata.get("candidates") == ("toy,toy-film" if reason == "BAD_REQUEST" else None)
 
 
 def choice(asked: omni_pb2.GenerateRequest, table: Sequence[str] = tuple(TABLE)) -> str:

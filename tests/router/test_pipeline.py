@@ -4,15 +4,18 @@ time, or refused in one line."""
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
 from helpers.chain import router_and_stages
-from helpers.servers import CHAIN, local_router, toy_logic
+from helpers.servers import CHAIN, CREDENTIALS, local_router, toy_logic
 from omnistage.host.errors import StartError
-from omnistage.router.pipeline import PipelineError, PipelineFile, check_pipeline, load_pipeline, shipped_pipelines
+from omnistage.router.pipeline import PipelineError, PipelineFile, check_pipeline, load_pipeline, shipped_pipelines, split_name
+from omnistage.router.server import serve_router
+from omnistage.router.settings import RouterSettings
 from omnistage.router.yaml_text import MAX_BYTES, MAX_DEPTH, MAX_DIGITS, MAX_NODES, BadYaml, read_yaml
 from omnistage.v1 import stage_pb2, tensor_pb2
 
@@ -156,12 +159,14 @@ def test_what_a_pipeline_may_give_it_gives_where_a_stage_has_it():
     settled = pipeline.settled({kind: described(kind) for kind in CHAIN})
     assert (settled.outputs, settled.on_request, settled.may_give) == (("text", "audio"), ("hidden", "codes"), ())
     assert settled.offered == ("text", "audio", "hidden", "codes")
+    assert (pipeline.unsure_outputs, settled.unsure_outputs) == (("codes", "latents"), ())
+    assert (pipeline.names, settled.names) == ((), (described("thinker").model,))
 
 
 def test_outputs_that_vary_are_those_that_a_stage_has():
     pipeline = pipeline_with(outputs=["text", "video", "audio"], outputs_vary=True)
     check(pipeline)
-    assert pipeline.unsettled.outputs == ("text", "video", "audio")
+    assert pipeline.unsettled.outputs == pipeline.unsure_outputs == ("text", "video", "audio")
     assert pipeline.settled({kind: described(kind) for kind in CHAIN}).outputs == ("text", "audio")
     with pytest.raises(PipelineError, match="no stage produces the output 'video'"):
         check(pipeline_with(outputs=["video"], outputs_vary=True))
@@ -190,6 +195,33 @@ async def test_a_router_does_not_start_on_stages_that_do_not_fit(options: dict[s
     with pytest.raises(StartError, match=edge):
         async with router_and_stages(toy_logic(kind, options.get(kind)) for kind in CHAIN):
             pass
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"pipeline": "toy,toy"}, "there are two pipelines toy; give one another name, --pipeline NAME=toy"),
+        ({"pipeline": "a=toy,a=toy-film"}, "there are two pipelines a; give one another name, --pipeline NAME=toy-film"),
+        ({"pipeline": "A=toy"}, "no pipeline 'A=toy'; there are "),
+        ({"pipeline": "a="}, "no pipeline 'a='; there are "),
+        ({"pipeline": "a=toy", "names": {"toy": ["b"]}}, "--names: there is no pipeline toy; there are a"),
+    ],
+)
+async def test_a_router_refuses_names_that_mean_nothing_or_two(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(StartError, match=re.escape(message)):
+        await serve_router(RouterSettings(**settings), CREDENTIALS)  # type: ignore[arg-type]
+
+
+def test_an_existing_path_is_a_file_whatever_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a=b.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    assert [split_name(text) for text in ("a=b.yaml", "a=c.yaml", "b=a=b.yaml", "./a=c.yaml", "toy")] == [
+        ("", "a=b.yaml"),
+        ("a", "c.yaml"),
+        ("b", "a=b.yaml"),
+        ("", "./a=c.yaml"),
+        ("", "toy"),
+    ]
 
 
 async def test_a_router_does_not_start_without_an_address_for_every_stage():

@@ -29,7 +29,8 @@ from omnistage.router.settings import RouterSettings
 from omnistage.v1 import omni_pb2, omni_pb2_grpc
 from omnistage.wire.channel import Credentials
 
-TOY, PICTURE = load_pipeline("toy"), load_pipeline("toy-picture")
+TOY = load_pipeline("toy")
+PICTURE = load_pipeline("toy-picture").with_names(["Owner/Picture"]).model_copy(update={"outputs_vary": True})
 DRAWN = request("a walk", 3, outputs=["image"])
 """It names no pipeline: only the one that draws can be meant."""
 
@@ -53,7 +54,7 @@ async def check_draws_soon(stub: omni_pb2_grpc.OmniServiceAsyncStub) -> None:
 
 async def check_starting(stub: omni_pb2_grpc.OmniServiceAsyncStub, why: str) -> None:
     """The one that draws is refused, named or not; the other one answers."""
-    for model in ("", "toy-picture"):
+    for model in ("", "toy-picture", "owner/picture"):
         told = await refused(stub, request("a walk", 3, outputs=["image"], model=model))
         assert (told.code, told.reason) == (grpc.StatusCode.UNAVAILABLE, "STARTING")
         assert told.metadata == {"pipeline": "toy-picture"} and told.retry_delay_s
@@ -77,10 +78,14 @@ async def test_a_pipeline_that_starts_later_and_is_lost_again() -> None:
             value = router.registry.get_sample_value
             of_picture = {"pipeline": "toy-picture", "stage": "diffusion", "model": ""}
             assert value("omnistage_router_replicas", {**of_picture, "state": "starting"}) == 1
-            assert value("omnistage_router_requests_total", {"pipeline": "toy-picture", "reason": "STARTING"}) == 2
+            assert value("omnistage_router_requests_total", {"pipeline": "toy-picture", "reason": "STARTING"}) == 3
             assert value("omnistage_router_queue_seconds_count", {"pipeline": "toy-picture"}) is None, "it asked for no place"
+            (picture,) = (await stub.ListModels(omni_pb2.ListModelsRequest(), timeout=10)).starting
+            assert ([*picture.names], [*picture.unsure_outputs]) == (["Owner/Picture"], ["image", "progress"])
             async with local_stage(family_logic("toy", "diffusion"), address=late):
                 await check_draws_soon(stub)
+                _, picture = (await stub.ListModels(omni_pb2.ListModelsRequest(), timeout=10)).models
+                assert ([*picture.names], [*picture.unsure_outputs]) == (["Owner/Picture", "toy-diffusion"], [])
                 assert value("omnistage_router_replicas", {**of_picture, "state": "starting"}) is None
             assert (await refused(stub, DRAWN)).reason == "STAGE_LOST", "it is served; its stage is away"
             (await ask(stub, good())).check_toy(5, "good")

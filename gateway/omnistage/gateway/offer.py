@@ -12,6 +12,7 @@ from omnistage.client import AsyncOmni
 from omnistage.client.connection import Pipeline
 from omnistage.client.errors import OmniError
 from omnistage.client.routers import ApiKey
+from omnistage.client.wording import did_you_mean
 from omnistage.gateway.failure import LIST, ApiError
 from omnistage.host.token import GATEWAY_HOST, GATEWAY_KEY, Token
 
@@ -48,7 +49,7 @@ def _outputs_of(one: Pipeline) -> tuple[str, ...]:
 
 
 class Offer:
-    """The pipelines of the router. model_names, voice_names: as in the settings."""
+    """The pipelines of the router, by their own and their further names. model_names, voice_names: as in the settings."""
 
     def __init__(self, omni: AsyncOmni, model_names: Mapping[str, str], voice_names: Mapping[str, str]) -> None:
         self._omni = omni
@@ -79,7 +80,8 @@ class Offer:
             self._asking = None
 
     async def pipeline(self, name: str) -> Pipeline:
-        """The pipeline of this name. Raises ApiError 404, which lists the pipelines that exist.
+        """The pipeline of this name. Raises ApiError 404, which lists the pipelines that exist, or 400 if several have this name besides
+        their own.
 
         If the name is in the last list, the router is not asked for a new one: that would be a call before each answer, and the router
         itself refuses a pipeline that is gone.
@@ -93,12 +95,18 @@ class Offer:
         return pipeline
 
     def _unknown(self, name: str) -> ApiError:
-        names = ", ".join(one.name for one in self._pipelines[:MAX_PIPELINES])
-        text = f"The model '{name[:128]}' does not exist here; there are: {names}"
+        labels = ", ".join(one.label for one in self._pipelines[:MAX_PIPELINES])
+        names = [each for one in self._pipelines for each in (one.name, *one.names)]
+        text = f"The model '{name[:128]}' does not exist here; there are: {labels}{did_you_mean(name[:128], names)}"
         return ApiError(404, text, param="model", code="model_not_found", reason="UNKNOWN_MODEL", hint=LIST)
 
     def _find(self, name: str) -> Pipeline | None:
-        return next((one for one in self._pipelines if one.name == name), None)
+        called = Pipeline.find_called(name, self._pipelines)
+        if len(called) > 1:
+            own_names = " and ".join(one.name for one in called)
+            text = f"The model '{name[:128]}' is another name of {own_names}; give one of these"
+            raise ApiError(400, text, param="model", code="ambiguous_model", hint=LIST)
+        return called[0] if called else None
 
     async def _resolved(self, model: str) -> Pipeline | None:
         """The pipeline that a name stands for; a pipeline's own name takes precedence. None: the router chooses. Raises ApiError 404."""

@@ -34,7 +34,7 @@ async def models(door: ThisDoor) -> dict[str, Any]:
     return {"object": "list", "data": [_model(one) for one in await door.offer.pipelines()]}
 
 
-@router.get("/v1/models/{model}", tags=["models"])
+@router.get("/v1/models/{model:path}", tags=["models"])
 async def model(door: ThisDoor, model: str) -> dict[str, Any]:
     """One pipeline, in its present state."""
     await door.offer.pipelines()
@@ -57,9 +57,9 @@ def _voice(name: str, pipelines: Sequence[Pipeline]) -> dict[str, Any]:
 
 def _model(pipeline: Pipeline) -> dict[str, Any]:
     """A pipeline in OpenAI's shape, with its inputs and outputs."""
-    facts = {name: getattr(pipeline, name) for name in ("description", "state", "stages", "inputs", "outputs", "voices")}
+    facts = {name: getattr(pipeline, name) for name in ("names", "description", "state", "stages", "inputs", "outputs", "voices")}
     openai_facts = {"id": pipeline.name, "object": "model", "created": CREATED, "owned_by": "omnistage"}
-    return {**openai_facts, **facts, "outputs_on_request": pipeline.on_request}
+    return {**openai_facts, **facts, "outputs_on_request": pipeline.on_request, "unsure_outputs": pipeline.unsure_outputs}
 
 
 @router.head("/health", include_in_schema=False)

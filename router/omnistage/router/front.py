@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
 from functools import partial
 
 import grpc
@@ -48,6 +48,11 @@ class ServedPipeline:
         """Whether all stages have served at some time and fit the file. They may be lost now, which a request finds out when it asks
         them."""
         return bool(self.descriptions)
+
+    @property
+    def unsure_outputs(self) -> tuple[str, ...]:
+        """The outputs of `pipeline` that it may turn out not to have, while no stage has described itself."""
+        return () if self.is_ready else self._file.unsure_outputs
 
     def check_ready(self) -> None:
         """Raises STARTING, with the stages that the pipeline waits for, if the pipeline is not ready."""
@@ -336,7 +341,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         response = omni_pb2.ListModelsResponse()
         for served in self._served.values():
             can_answer = served.is_ready and served.placement.is_complete
-            (response.models if can_answer else response.starting).append(_model(served))
+            (response.models if can_answer else response.starting).append(_model(served, self._served))
         return response
 
     async def ListReplicas(self, request: omni_pb2.ListReplicasRequest, context: UnaryContext) -> omni_pb2.ListReplicasResponse:
@@ -370,8 +375,8 @@ async def _as_read(request: omni_pb2.GenerateRequest) -> omni_pb2.GenerateReques
     return request
 
 
-def _model(served: ServedPipeline) -> omni_pb2.Model:
-    """A pipeline as ListModels shows it."""
+def _model(served: ServedPipeline, own_names: Collection[str]) -> omni_pb2.Model:
+    """A pipeline as ListModels shows it. own_names: of all pipelines; a further name that is one of them means another pipeline."""
     pipeline = served.pipeline
     return omni_pb2.Model(
         name=pipeline.name,
@@ -382,4 +387,6 @@ def _model(served: ServedPipeline) -> omni_pb2.Model:
         unloaded=served.placement.is_unloaded,
         voices=dict.fromkeys(voice for description in served.descriptions.values() for voice in description.voices),  # The default first.
         description=pipeline.description.strip(),
+        names=[name for name in pipeline.names if name.casefold() not in own_names],
+        unsure_outputs=served.unsure_outputs,
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -34,6 +35,12 @@ STREAMED = {stage_pb2.PAYLOAD_MEDIA: "media", stage_pb2.PAYLOAD_AUDIO: "audio"}
 """Payloads that a client may stream to the first stage, and the field of Chunk that carries each."""
 
 
+NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
+"""Pattern of a pipeline's own name."""
+MAX_NAME_CHARACTERS = 256
+FurtherName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
+"""Another name of a pipeline, such as Qwen/Qwen2.5-Omni-7B."""
+
 PROGRESS = "progress"
 """The port for the progress of the work. A pipeline without this port still answers a request that names it and other outputs."""
 
@@ -56,14 +63,15 @@ class StageSpec(BaseModel):
 
 
 class PipelineFile(BaseModel):
-    """One pipeline file. inputs: media that the pipeline takes. may_take: further media that it takes if the first stage's checkpoint does.
-    outputs: ports that a client gets. outputs_vary: the client gets only those outputs that the stages have, as the checkpoint decides.
-    on_request: ports that a client gets only if it names them. may_give: more such ports, if the stages have them. defaults: params by
-    kind."""
+    """One pipeline file. names: further names, by which a request may name it. inputs: media that the pipeline takes. may_take: further
+    media that it takes if the first stage's checkpoint does. outputs: ports that a client gets. outputs_vary: the client gets only those
+    outputs that the stages have, as the checkpoint decides. on_request: ports that a client gets only if it names them. may_give: more such
+    ports, if the stages have them. defaults: params by kind."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+    name: Annotated[str, Field(pattern=f"^{NAME}$")]
+    names: tuple[FurtherName, ...] = Field(default=(), max_length=16)
     description: str
     inputs: tuple[Literal["text", "image", "audio", "video"], ...]
     may_take: tuple[Literal["image", "audio", "video"], ...] = ()
@@ -132,19 +140,33 @@ class PipelineFile(BaseModel):
         return self.draws and "thinker" not in self.kinds
 
     @property
+    def unsure_outputs(self) -> tuple[str, ...]:
+        """The ports that only some checkpoints have."""
+        return (*(self.outputs if self.outputs_vary else ()), *self.may_give)
+
+    @property
     def unsettled(self) -> PipelineFile:
         """A copy with all inputs and outputs that the pipeline could have. It stands for the pipeline until the stages describe
         themselves."""
         return self._taking(self.could_take, self.could_give)
 
     def settled(self, descriptions: Mapping[str, stage_pb2.DescribeResponse]) -> PipelineFile:
-        """A copy with the inputs and outputs that the pipeline has with these stages. descriptions: of the stages, by kind."""
+        """A copy with the inputs, the outputs and the name of the checkpoint that the pipeline has with these stages. descriptions: of the
+        stages, by kind."""
         takes = {*self.inputs, *descriptions[self.stages[0].kind].inputs}
         gives = {*self.on_request, *(port.name for described in descriptions.values() for port in described.produces)}
         outputs = tuple(each for each in self.outputs if each in gives) if self.outputs_vary else self.outputs
-        return self._taking(
+        settled = self._taking(
             tuple(each for each in self.could_take if each in takes), tuple(each for each in self.could_give if each in gives)
         ).model_copy(update={"outputs": outputs})
+        return settled.with_names([descriptions[self.stages[0].kind].model])
+
+    def with_names(self, names: Iterable[str]) -> PipelineFile:
+        """A copy with more further names. Names that differ only in case are one."""
+        distinct = {self.name: ""}
+        for name in (*self.names, *names):
+            distinct.setdefault(name.casefold(), name)
+        return self.model_copy(update={"names": tuple(filter(None, distinct.values()))})
 
     def _taking(self, inputs: tuple[str, ...], on_request: tuple[str, ...]) -> PipelineFile:
         return self.model_copy(update={"inputs": inputs, "may_take": (), "on_request": on_request, "may_give": ()})
@@ -159,6 +181,20 @@ class PipelineFile(BaseModel):
             except json_format.ParseError as error:
                 raise ValueError(f"defaults of {stage.kind}: {error}") from None
         return params
+
+
+def find_called(name: str, pipelines: Iterable[PipelineFile]) -> list[PipelineFile]:
+    """The pipelines that a request means by a name, in any case: the one whose own name it is, else all that have it as a further name."""
+    key, candidates = name.casefold(), list(pipelines)
+    exact = [one for one in candidates if one.name == key]
+    return exact or [one for one in candidates if key in map(str.casefold, one.names)]
+
+
+def split_name(text: str) -> tuple[str, str]:
+    """Returns (NAME, SOURCE) of NAME=SOURCE, by which a pipeline gets another name; ("", the text) for any other text, and for an existing
+    path, which may have a "=" too."""
+    match = None if Path(text).exists() else re.fullmatch(f"({NAME})=(.+)", text)
+    return (match[1], match[2]) if match else ("", text)
 
 
 def load_pipeline(name_or_file: str) -> PipelineFile:

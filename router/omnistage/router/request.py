@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError, Message
 
-from omnistage.router.pipeline import PipelineFile
+from omnistage.router.pipeline import PipelineFile, find_called
 from omnistage.v1 import omni_pb2, stage_pb2
 from omnistage.wire.errors import StageError, bad_request
 from omnistage.wire.limits import MAX_TEXT_CHARACTERS, TooLarge, decode
@@ -107,10 +107,7 @@ def choose_pipeline(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, P
 def _choose_name(request: omni_pb2.GenerateRequest, fits: Mapping[str, Fit]) -> str:
     """The name of the pipeline that answers; see `choose_pipeline`. fits: of all pipelines, by name."""
     if request.model:
-        if request.model not in fits:
-            text = f"no pipeline {request.model[:64]!r}; this router has {', '.join(fits)}"
-            raise StageError("UNKNOWN_MODEL", text, metadata={"field": "model"})
-        return request.model
+        return _find_named(request.model, [fit.pipeline for fit in fits.values()])
     default = next(iter(fits))
     candidates = [name for name, fit in fits.items() if fit.can_answer]
     if not candidates and _only_drawing_is_meant(request, fits.values()):
@@ -126,10 +123,27 @@ def _choose_name(request: omni_pb2.GenerateRequest, fits: Mapping[str, Fit]) -> 
             text += f"; these {do_draw}: {', '.join(drawing_names)}" if drawing_names else f"; no pipeline of this router {does_draw}"
         raise StageError("BAD_REQUEST", f"no pipeline does this: {text}", metadata={"field": "model"})
     if len(candidates) > 1:
-        names = candidates[:MAX_PIPELINES]
-        text = f"{', '.join(names)}: each of them could answer this; name one"
-        raise StageError("BAD_REQUEST", text, metadata={"field": "model", "candidates": ",".join(names)})
+        raise _refuse_choice(candidates, "could answer this")
     return candidates[0]
+
+
+def _find_named(name: str, pipelines: Sequence[PipelineFile]) -> str:
+    """The own name of the pipeline that a request names. Raises UNKNOWN_MODEL, and BAD_REQUEST if several pipelines have this name besides
+    their own."""
+    called = [one.name for one in find_called(name, pipelines)]
+    if len(called) > 1:
+        raise _refuse_choice(called, f"is also called {name[:64]!r}")
+    if not called:
+        labels = ", ".join(f"{one.name} ({one.names[0][:64]})" if one.names else one.name for one in pipelines)
+        raise StageError("UNKNOWN_MODEL", f"no pipeline {name[:64]!r}; this router has {labels}", metadata={"field": "model"})
+    return called[0]
+
+
+def _refuse_choice(candidates: Sequence[str], reason: str) -> StageError:
+    """The refusal of a request that may mean several pipelines. reason: what each of them is or does."""
+    names = candidates[:MAX_PIPELINES]
+    text = f"{', '.join(names)}: each of them {reason}; name one"
+    return StageError("BAD_REQUEST", text, metadata={"field": "model", "candidates": ",".join(names)})
 
 
 def media(request: omni_pb2.GenerateRequest) -> list[str]:

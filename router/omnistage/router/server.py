@@ -21,7 +21,7 @@ from omnistage.router.admission import Admission, Gate
 from omnistage.router.callers import Callers
 from omnistage.router.front import SERVICE, Front, ServedPipeline
 from omnistage.router.loading import Loading
-from omnistage.router.pipeline import PipelineError, PipelineFile, load_pipeline
+from omnistage.router.pipeline import PipelineError, PipelineFile, load_pipeline, split_name
 from omnistage.router.placement import Placement, capacity
 from omnistage.router.settings import RouterSettings
 from omnistage.router.telemetry import RouterMetrics
@@ -152,6 +152,24 @@ def _addresses(pipeline: PipelineFile, settings: RouterSettings) -> dict[str, li
     return addresses
 
 
+def _load(settings: RouterSettings) -> dict[str, PipelineFile]:
+    """The pipelines of the settings, by name. Raises StartError."""
+    pipelines = dict[str, PipelineFile]()
+    try:
+        for text in settings.pipeline:
+            name, source = split_name(text)
+            pipeline = load_pipeline(source)
+            name = name or pipeline.name
+            if name in pipelines:
+                raise StartError(f"there are two pipelines {name}; give one another name, --pipeline NAME={source}")
+            pipelines[name] = pipeline.model_copy(update={"name": name}).with_names(settings.names.get(name, ()))
+    except PipelineError as error:
+        raise StartError(str(error)) from None
+    if unknown := sorted(settings.names.keys() - pipelines):
+        raise StartError(f"--names: there is no pipeline {unknown[0]}; there are {', '.join(pipelines)}")
+    return pipelines
+
+
 async def _wait_to_start(fd: int) -> None:
     """Wait until the other end of the pipe `fd` is closed; return at once if `fd` is negative.
 
@@ -172,11 +190,7 @@ async def _wait_to_start(fd: int) -> None:
 async def serve_router(settings: RouterSettings, credentials: Credentials) -> None:
     """Serve the pipelines until the process is to end. Raises StartError."""
     await _wait_to_start(settings.start_fd)
-    try:
-        loaded = [load_pipeline(name) for name in settings.pipeline]
-    except PipelineError as error:
-        raise StartError(str(error)) from None
-    pipelines = {pipeline.name: pipeline for pipeline in loaded}
+    pipelines = _load(settings)
     token = read_token(settings.token_file, os.environ)
     metrics = RouterMetrics()
     async with tracing(settings.otlp, "omnistage-router") as tracer:

@@ -10,6 +10,7 @@ from pydantic_settings import NoDecode
 from omnistage.host.addresses import check_replica_address
 from omnistage.host.places import HOST_SHARE
 from omnistage.host.settings import ServerSettings, setting
+from omnistage.router.pipeline import FurtherName
 
 
 class RouterSettings(ServerSettings):
@@ -17,8 +18,14 @@ class RouterSettings(ServerSettings):
 
     pipeline: Annotated[tuple[str, ...], NoDecode] = Field(
         ("smol",),
-        description="pipeline names or YAML files, comma-separated; the first is the default",
-        json_schema_extra={"metavar": "PIPELINE,..."},
+        description="pipeline names or YAML files, comma-separated, each after NAME= where it is to have another name; "
+        "the first is the default",
+        json_schema_extra={"metavar": "[NAME=]PIPELINE,..."},
+    )
+    names: dict[str, tuple[FurtherName, ...]] = Field(
+        default_factory=dict,
+        description="further names by which a request may name a pipeline, such as those of its checkpoint, as a JSON object of lists",
+        json_schema_extra={"metavar": "JSON"},
     )
     stages: Annotated[tuple[tuple[str, str], ...], NoDecode] = Field(
         (),

@@ -82,12 +82,16 @@ def target_for(
     key = typed_key(api_key)
     notices = Notices()
     is_shown = not is_quiet and notices.is_terminal
-    may_be_served = not devices and _may_be_served(pipeline)
-    router = asyncio.run(connection.find_router(key)) if may_be_served else None
+    can_start = _can_start(pipeline)
+    may_be_served = not devices and not _is_file(pipeline)
+    router = asyncio.run(connection.find_router(key, must_list=can_start)) if may_be_served else None
+    if router is not None and can_start and not router.has(pipeline):
+        router = None
     if router is not None:
         if pipeline and not router.is_named and not router.has(pipeline):
-            served = ", ".join(one.name for one in router.pipelines)
-            message = f"the router at {router.address} serves {served}, not {pipeline}{did_you_mean(pipeline, served.split(', '))}"
+            served = ", ".join(one.label for one in router.pipelines)
+            names = [name for one in router.pipelines for name in (one.name, *one.names)]
+            message = f"the router at {router.address} serves {served}, not {pipeline}{did_you_mean(pipeline, names)}"
             raise UnknownModelError(message, hint=router.advice(pipeline) if _is_shipped(pipeline) else UnknownModelError.ADVICE)
         if is_shown:
             variable = f" ({connection.ROUTER_VARIABLE})" if router.is_named else ""
@@ -107,13 +111,15 @@ def target_for(
     return Where(layout_for(pipeline, need.inputs, need.outputs, kind=need.kind, devices=devices), key)
 
 
-def _may_be_served(pipeline: str) -> bool:
-    """Whether a router may know a pipeline by this text. A DIR, FILE.yaml or OWNER/NAME must be started. As in `serve`, a text that is the
-    name of a shipped pipeline and of a folder means the pipeline."""
-    if "/" in pipeline or pipeline.endswith((".yaml", ".yml")):
-        return False
-    is_folder = pipeline != "" and Path(pipeline).is_dir()
-    return not is_folder or _is_shipped(pipeline)
+def _is_file(pipeline: str) -> bool:
+    """Whether a text means a path or a file, or names what is to be started; then no router can know a pipeline by it."""
+    return pipeline.startswith(("/", ".", "~")) or pipeline.endswith((".yaml", ".yml")) or "=" in pipeline
+
+
+def _can_start(pipeline: str) -> bool:
+    """Whether a text may be a DIR or OWNER/NAME, which is started unless a router serves a pipeline of this name. As in `serve`, a text
+    that is the name of a shipped pipeline and of a folder means the pipeline."""
+    return "/" in pipeline or (pipeline != "" and Path(pipeline).is_dir() and not _is_shipped(pipeline))
 
 
 def _is_shipped(pipeline: str) -> bool:

@@ -13,14 +13,14 @@ class FieldOptions(TypedDict, total=False):
     pipeline: Annotated[
         str,
         About(
-            "Pipeline name, from `pipelines()`.",
+            "Name of the pipeline, or of its checkpoint, from `pipelines()`.",
             "the router's choice",
             name="model",
             typed="--pipeline",
             other_names=["model", "model_name", "model_id", "engine"],
         ),
     ]
-    """Pipeline name, from `pipelines()`."""
+    """Name of the pipeline, or of its checkpoint, from `pipelines()`."""
     outputs: Annotated[
         Sequence[str],
         About(

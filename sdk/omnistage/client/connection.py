@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+import re
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -256,8 +257,8 @@ _LISTEN, _ESTABLISHED = "0A", "01"
 @dataclass(frozen=True, slots=True)
 class Found:
     """A router that a person named, or that was found on this machine. address: HOST:PORT, or several with commas between. is_named: a
-    person named it, and it may not run. pipelines: its pipelines; empty if a person named it. is_own: the caller started it for this use,
-    and it ends with the caller."""
+    person named it, and it may not run. pipelines: its pipelines; empty if a person named it and nobody asked it for them. is_own: the
+    caller started it for this use, and it ends with the caller."""
 
     address: str
     is_named: bool
@@ -265,8 +266,8 @@ class Found:
     is_own: bool = False
 
     def has(self, pipeline: str) -> bool:
-        """Whether the router is known to serve this pipeline or to be starting it."""
-        return any(one.name == pipeline for one in self.pipelines)
+        """Whether the router is known to serve a pipeline of this name or to be starting it."""
+        return bool(Pipeline.find_called(pipeline, self.pipelines))
 
     def advice(self, missing: str = "") -> str:
         """A hint how to get a pipeline which the router lacks. The person who started the router must do it: nobody else knows the sources
@@ -294,7 +295,8 @@ def advise(router: Found | None, error: OmniError, request: omni_pb2.GenerateReq
         names = candidates.split(",")
         error.hint = f"Name one of {', '.join(names)}: {{pipeline={names[0]}}}."
     elif is_unknown or error.metadata.get("field") in lacking_fields:
-        if is_unknown and (guess := did_you_mean(request.model, error.message.partition(PIPELINES_OPENING)[2].split(", "))):
+        names = re.split(r", | \(|\)", error.message.partition(PIPELINES_OPENING)[2])  # NAME, or NAME (FURTHER NAME).
+        if is_unknown and (guess := did_you_mean(request.model, filter(None, names))):
             error.say_more(guess.removeprefix("; "))
         error.hint = _lack_hint(router, request)
 
@@ -333,26 +335,32 @@ def is_search_off() -> bool:
     return os.environ.get(ROUTER_VARIABLE, "").strip().lower() == SEARCH_OFF
 
 
-async def find_router(key: ApiKey | None = None, credentials: ClientCredentials = INSECURE) -> Found | None:
+async def find_router(key: ApiKey | None = None, credentials: ClientCredentials = INSECURE, *, must_list: bool = False) -> Found | None:
     """The router that the variable names, whether it runs or not; else the router of this machine, if it can be trusted and answers; else
-    None. key: of the caller, sent only to a trusted router. credentials: the same as for the later connection."""
+    None. key: of the caller, sent only to a trusted router. credentials: the same as for the later connection. must_list: ask the named
+    router for its pipelines too; it has none if it does not answer."""
     if is_search_off():
         return None
     if (configured := named_router()) is not None:
-        return configured
+        pipelines = await _list(Routers(configured.address, credentials=credentials), key) if must_list else ()
+        return replace(configured, pipelines=pipelines)
     address = LOCAL_ADDRESS
     if not await asyncio.to_thread(is_router_ours, address):  # On a thread, because the table of a busy host is long.
         return None
-    routers = Routers(address, is_router_ours, credentials=credentials)
+    pipelines = await _list(Routers(address, is_router_ours, credentials=credentials), key)
+    return Found(address, is_named=False, pipelines=pipelines) if pipelines else None
+
+
+async def _list(routers: Routers, key: ApiKey | None) -> tuple[Pipeline, ...]:
+    """The pipelines of a router; none if it does not answer soon. Closes the routers."""
     try:
         router = await routers.connect(PATIENCE_S, key)
         response = await router.stub.ListModels(omni_pb2.ListModelsRequest(), timeout=PATIENCE_S, metadata=router.metadata)
     except (UnavailableError, grpc.aio.AioRpcError):  # The process that listens hangs, or is no router.
-        return None
+        return ()
     finally:
         await routers.close()
-    pipelines = tuple(Pipeline.all_of(response))
-    return Found(address, is_named=False, pipelines=pipelines) if pipelines else None
+    return tuple(Pipeline.all_of(response))
 
 
 def is_router_ours(address: str) -> bool:
@@ -386,7 +394,8 @@ PipelineState = Literal["ready", "starting", "unloaded"]
 class Pipeline:
     """A pipeline of a router. stages, inputs, outputs: names. on_request: outputs that come only if a call names them. state: ready;
     starting: it cannot answer yet, or not now, because one of its stages is away; unloaded: nobody asked it for long, and the next call
-    waits until it is loaded."""
+    waits until it is loaded. names: further names by which calls may name it, those of its checkpoint. unsure_outputs: of outputs and
+    on_request, those that it may turn out not to give: its checkpoint is not loaded yet."""
 
     name: str
     stages: tuple[str, ...]
@@ -396,6 +405,8 @@ class Pipeline:
     description: str
     on_request: tuple[str, ...] = ()
     state: PipelineState = "ready"
+    names: tuple[str, ...] = ()
+    unsure_outputs: tuple[str, ...] = ()
 
     @property
     def draws(self) -> bool:
@@ -406,6 +417,19 @@ class Pipeline:
     def only_draws(self) -> bool:
         """Whether it has a diffusion stage and no Thinker, so that it cannot be asked for text."""
         return self.draws and "thinker" not in self.stages
+
+    @staticmethod
+    def find_called(name: str, pipelines: Iterable[Pipeline]) -> list[Pipeline]:
+        """The pipelines that a router means by a name, in any case: the one whose own name it is, else all that have it as a further
+        name."""
+        key, candidates = name.casefold(), list(pipelines)
+        exact = [one for one in candidates if one.name == key]
+        return exact or [one for one in candidates if key in map(str.casefold, one.names)]
+
+    @property
+    def label(self) -> str:
+        """Its name for people, with the best known one of its further names."""
+        return f"{self.name} ({self.names[0]})" if self.names else self.name
 
     @classmethod
     def all_of(cls, listed: omni_pb2.ListModelsResponse) -> list[Pipeline]:

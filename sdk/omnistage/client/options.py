@@ -76,9 +76,10 @@ class StackSettings(StageOptions, total=False):
     which take precedence. A bare value is for all stages that have a use for it. `help(Omni)` and docs/client.md explain each of them."""
 
     pipeline: Annotated[
-        str | Sequence[str],
+        str | Sequence[str] | Mapping[str, str],
         About(
-            "Name or YAML file of the pipeline. If there are several, the first starts at once, each other one when it is asked.",
+            "Name or YAML file of the pipeline, or a checkpoint, its folder or owner/name. If there are several, the first starts at once, "
+            "each other one when it is asked. A Mapping has them by the names that they get, as `NAME=` before one in a text does.",
             "that of the checkpoint, or smol and picture",
         ),
     ]
@@ -185,6 +186,8 @@ def _allowed_text(kind: Any, about: About) -> str:
             words.append(f"{PLAIN[one]}, {about.allowed_text}" if about.allowed_text else PLAIN[one])
         elif get_origin(one) is Sequence:
             words.append("a list of texts" if get_args(one)[0] is str else "a list of numbers")
+        elif any(get_origin(each) is Sequence for each in _kinds(kind)):  # Several of something are a list, or have names.
+            words.append("a dict by name, such as {'film': 'DIR'}")
         else:
             inner = get_args(one)[1]
             words.append("a dict" if inner is Any else f"a dict by stage, such as {{'talker': {BY_STAGE[inner]!r}}}")

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from omnistage.client.errors import BadRequestError, ClosedError, ForkedError, StackError
-from omnistage.client.options import OF_CLIENT, OPTIONS, SETTINGS, fault_of_stages, plain
+from omnistage.client.options import OF_CLIENT, OPTIONS, SETTINGS, fault_of, fault_of_stages, plain
 from omnistage.client.options import StackSettings as StackSettings
 from omnistage.client.stage_settings import StageOptions
 from omnistage.client.threads import run_on_thread
@@ -62,7 +62,8 @@ class StackPlan:
         if unknown:
             raise unknown_settings(unknown, (*OF_CLIENT, *SETTINGS), OPTIONS)
         for name, value in {**self.settings, "tensor_parallel_size": self.tensor_parallel_size}.items():
-            if fault := fault_of_stages(SETTINGS[name], value):
+            is_named = name == "pipeline" and isinstance(value, Mapping)  # By names that its keys give, and not by stage.
+            if fault := (fault_of if is_named else fault_of_stages)(SETTINGS[name], value):
                 raise BadRequestError.of(name, fault)
         path = self.model_path
         if path is None:
@@ -82,6 +83,8 @@ class StackPlan:
     def pipelines(self) -> tuple[str, ...]:
         """The pipelines that are named; empty: the default pipelines, or the one of the checkpoint."""
         pipelines = self.settings.get("pipeline", ())
+        if isinstance(pipelines, Mapping):
+            return tuple(f"{name}={source}" for name, source in pipelines.items())
         return (pipelines,) if isinstance(pipelines, str) else tuple(pipelines)
 
     @property

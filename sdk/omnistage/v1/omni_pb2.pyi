@@ -159,7 +159,7 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., starting: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "stages", "inputs", "outputs", "voices", "description", "on_request", "unloaded")
+    __slots__ = ("name", "stages", "inputs", "outputs", "voices", "description", "on_request", "unloaded", "names", "unsure_outputs")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +168,8 @@ class Model(_message.Message):
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     ON_REQUEST_FIELD_NUMBER: _ClassVar[int]
     UNLOADED_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    UNSURE_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     stages: _containers.RepeatedScalarFieldContainer[_stage_pb2.StageKind]
     inputs: _containers.RepeatedScalarFieldContainer[str]
@@ -176,7 +178,9 @@ class Model(_message.Message):
     description: str
     on_request: _containers.RepeatedScalarFieldContainer[str]
     unloaded: bool
-    def __init__(self, name: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[_stage_pb2.StageKind, str]]] = ..., inputs: _Optional[_Iterable[str]] = ..., outputs: _Optional[_Iterable[str]] = ..., voices: _Optional[_Iterable[str]] = ..., description: _Optional[str] = ..., on_request: _Optional[_Iterable[str]] = ..., unloaded: bool = ...) -> None: ...
+    names: _containers.RepeatedScalarFieldContainer[str]
+    unsure_outputs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[_stage_pb2.StageKind, str]]] = ..., inputs: _Optional[_Iterable[str]] = ..., outputs: _Optional[_Iterable[str]] = ..., voices: _Optional[_Iterable[str]] = ..., description: _Optional[str] = ..., on_request: _Optional[_Iterable[str]] = ..., unloaded: bool = ..., names: _Optional[_Iterable[str]] = ..., unsure_outputs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListReplicasRequest(_message.Message):
     __slots__ = ()

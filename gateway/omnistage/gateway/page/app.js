@@ -9,7 +9,7 @@ import { curl, python } from "./snippet.js";
 import { Shown, add, clearThread, showFailure, newQuestion } from "./thread.js";
 import { Timeline } from "./timeline.js";
 
-const LOOK_MS = 3000; // Between two questions for the models, while none is ready.
+const LOOK_MS = 3000; // Between two questions for the models, while one is starting.
 const IDEAS = {
   talk: ["How do plants make food?", "Why is the sky blue?", "What is photosynthesis?"],
   draw: ["A red circle on blue.", "A green square on white.", "A yellow triangle on black."],
@@ -39,11 +39,12 @@ const radio = (what) => document.querySelector(`input[name=mode][value="${what}"
 const mode = () => document.querySelector("input[name=mode]:checked").value;
 const model = () => models.find((one) => one.id === byId("model").value);
 const number = (id) => (byId(id).value === "" || !byId(id).validity.valid ? null : Number(byId(id).value));
-const gives = (one, port) => [...one.outputs, ...(one.outputs_on_request ?? [])].includes(port);
+const sure = (one, ports) => ports.filter((port) => !(one.unsure_outputs ?? []).includes(port)); // Until its checkpoint is loaded.
+const gives = (one, port) => sure(one, [...one.outputs, ...(one.outputs_on_request ?? [])]).includes(port);
 const makes = (one, port) => Boolean(one.stages?.includes("diffusion")) && gives(one, port);
 const DOES = {
   talk: (one) => one.outputs.includes("text"),
-  draw: (one) => one.outputs.includes("image"),
+  draw: (one) => sure(one, one.outputs).includes("image"),
   film: (one) => makes(one, "video"),
   sound: (one) => makes(one, "audio"),
 };
@@ -91,10 +92,12 @@ function useChoices() {
 async function look() {
   let said = "";
   try {
-    models = await served(kept.key());
+    const offered = await served(kept.key());
+    const isNew = !looking || JSON.stringify(offered) !== JSON.stringify(models);
+    models = offered;
     const ready = models.filter((one) => one.state !== "starting").length;
     said = ready ? "" : models.length ? "The models are starting" : "No models are served";
-    showChoices();
+    if (isNew) showChoices();
   } catch (failure) {
     said = failure.message;
   }
@@ -102,7 +105,7 @@ async function look() {
   byId("state").textContent = state;
   byId("state").classList.toggle("ready", !said);
   clearTimeout(looking);
-  if (said) looking = setTimeout(look, LOOK_MS);
+  if (said || models.some((one) => one.state === "starting")) looking = setTimeout(look, LOOK_MS);
 }
 
 // Asking ---------------------------------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from omnistage.cli.console import Notices
 from omnistage.cli.report import Interrupted
 from omnistage.cli.targets import Where, connect_client
 from omnistage.client.async_omni import AsyncOmni
-from omnistage.client.connection import Replica
+from omnistage.client.connection import Pipeline, Replica
 from omnistage.client.errors import RequestError, UnknownModelError
 from omnistage.client.version import version
 
@@ -88,10 +88,13 @@ class BenchRun:
     async def _measure(self, omni: AsyncOmni, screen: BenchScreen) -> None:
         """Check the pipeline, and measure level after level until the last one. A level that is cut short is kept too."""
         pipeline = self.questions.options.get("pipeline", "")
-        served = [one.name for one in await omni.pipelines(timeout_s=LISTED_S)] if pipeline else []
-        if pipeline and pipeline not in served:
-            hint = f"It has {', '.join(served) or 'none'}."
-            raise UnknownModelError(f"--pipeline {pipeline}: this router has no such pipeline", hint=hint)
+        served = await omni.pipelines(timeout_s=LISTED_S) if pipeline else []
+        called = [one.name for one in Pipeline.find_called(pipeline, served)]
+        if pipeline and len(called) != 1:
+            hint = f"It has {', '.join(one.label for one in served) or 'none'}."
+            reason = f"{' and '.join(called)} are both called so" if called else "this router has no such pipeline"
+            raise UnknownModelError(f"--pipeline {pipeline}: {reason}", hint=hint)
+        pipeline = "".join(called)
         self.stages = _stages(await omni.replicas(timeout_s=LISTED_S))
         models = dict.fromkeys(stage["model"] for stage in self.stages if stage["pipeline"] == pipeline or not pipeline)
         lengths = f"answers of {self.questions.tokens} tokens" if self.questions.tokens is not None else ""

@@ -370,13 +370,14 @@ class ChatSession:
         """The pipelines that answer questions and have this name; all that answer if it is empty. Raises RequestError if there are none."""
         pipelines = await self._omni.pipelines(timeout_s=self._chat.timeout_s)
         answering = [one for one in pipelines if not one.only_draws]
-        if matches := [one for one in answering if name in ("", one.name)]:
+        if matches := Pipeline.find_called(name, answering) if name else answering:
             return matches
         names = [one.name for one in answering]
         if not names:
             raise RequestError("no pipeline of this router answers", hint="`omnistage draw` asks those that draw.")
-        exists = any(one.name == name for one in pipelines)
-        text = f"{name} only draws" if exists else f"there is no pipeline {name}{did_you_mean(name, names)}"
+        exists = Pipeline.find_called(name, pipelines)
+        guess = did_you_mean(name, [*names, *(name for one in answering for name in one.names)])
+        text = f"{name} only draws" if exists else f"there is no pipeline {name}{guess}"
         able = f"{', '.join(names)} {'answers' if len(names) == 1 else 'answer'} here"
         raise RequestError(text, hint=f"{able}: /pipeline {names[0]}, or /pipeline {OFF} to leave it to the router.")
 
@@ -384,12 +385,16 @@ class ChatSession:
         """Set the pipeline that answers from now on. name: off: the router chooses; empty: only list pipelines. Raises RequestError."""
         if not name:
             for one in await self._omni.pipelines(timeout_s=self._chat.timeout_s):
-                mark = " (now)" if one.name == self._pipeline else ""
+                mark = " (now)" if one in Pipeline.find_called(self._pipeline, [one]) else ""
                 about = "only draws" if one.only_draws else f"takes {', '.join(one.inputs)}, gives {', '.join(one.outputs)}"
-                self._notices.tell(f"[dim]{escape(f'{one.name}: {about}{mark}')}[/]")
+                self._notices.tell(f"[dim]{escape(f'{one.label}: {about}{mark}')}[/]")
             return
         if name != OFF:
-            await self._pipelines_named(name)
+            pipeline, *others = await self._pipelines_named(name)
+            if others:
+                own_names = " and ".join(one.name for one in (pipeline, *others))
+                raise RequestError(f"{name} is another name of {own_names}", hint=f"Name one: /pipeline {pipeline.name}.")
+            name = pipeline.name
         self._pipeline = "" if name == OFF else name
         self._notices.tell(f"[dim]pipeline: {escape(self._pipeline or 'as the router chooses')}[/]")
 

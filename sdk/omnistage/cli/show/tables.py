@@ -39,10 +39,11 @@ COLOURS = {"serving": "green", "draining": "yellow", "starting": "yellow", "unlo
 
 
 async def show_pipelines(address: str | None, api_key: str | None, as_json: bool, timeout_s: float, verbose: bool) -> None:
-    """Print the pipelines of a router; as JSON {"pipelines": [{name, stages, inputs, outputs, voices, description, on_request, state}]}.
+    """Print the pipelines of a router; as JSON {"pipelines": [{name, stages, inputs, outputs, voices, description, on_request, state,
+    names, unsure_outputs}]}.
 
     address: of the router; None: the one that runs here. If none runs here, this prints the pipelines that `omnistage serve` can start,
-    without a state.
+    without a state and further names.
     """
     nothing_runs = address is None and running() is None
     if nothing_runs:
@@ -55,7 +56,7 @@ async def show_pipelines(address: str | None, api_key: str | None, as_json: bool
         console = _console()
         console.print(_table_or_lines(*_pipeline_rows(pipelines), console, unwrapped=("name",)))
         return
-    hidden = ("state",) if nothing_runs else ()
+    hidden = ("state", "names", "unsure_outputs") if nothing_runs else ()
     rows = [{key: value for key, value in asdict(pipeline).items() if key not in hidden} for pipeline in pipelines]
     print(json.dumps({"pipelines": rows}))
 
@@ -163,11 +164,13 @@ def _pipeline_rows(pipelines: Sequence[Pipeline]) -> tuple[Sequence[str], Sequen
     """The heads of the columns, and the cells of a row for each pipeline."""
     rows = list[Sequence[str]]()
     for pipeline in pipelines:
-        gives = ", ".join([*pipeline.outputs, *(f"{name} (on request)" for name in pipeline.on_request)])
+        unsure = {name: f"{name} (perhaps)" for name in pipeline.unsure_outputs}
+        outputs = [unsure.get(name, name) for name in pipeline.outputs]
+        gives = ", ".join([*outputs, *(f"{unsure.get(name, name)} (on request)" for name in pipeline.on_request)])
         lists = (" > ".join(pipeline.stages), ", ".join(pipeline.inputs), gives, ", ".join(pipeline.voices), pipeline.description)
         state = "" if pipeline.state == "ready" else f" [yellow]({pipeline.state})[/]"
-        rows.append((f"[bold]{escape(pipeline.name)}[/]{state}", *map(escape, lists)))
-    return ("name", "stages", "takes", "gives", "voices", "about"), rows
+        rows.append((f"[bold]{escape(pipeline.name)}[/]{state}", escape(", ".join(pipeline.names)), *map(escape, lists)))
+    return ("name", "also called", "stages", "takes", "gives", "voices", "about"), rows
 
 
 def _table_or_lines(names: Sequence[str], rows: Sequence[Sequence[str]], console: Console, unwrapped: Sequence[str] = ()) -> RenderableType:

@@ -172,7 +172,9 @@ def _settings(path: Path, options: Mapping[str, Any]) -> Iterator[tuple[str, Any
             raise typer.BadParameter(f"{path}: there is no setting {name!r}; {hint}")
         if value is None:
             continue
-        if options[option].nargs < 0:
+        if options[option].nargs < 0 and isinstance(value, dict):
+            yield option, [f"{name}={_word(path, option, one)}" for name, one in value.items()]
+        elif options[option].nargs < 0:
             yield option, [_word(path, option, one) for one in (value if isinstance(value, list) else [value])]
         elif options[option].multiple:
             yield option, _words(path, option, value)
@@ -268,10 +270,11 @@ def serve(
     pipeline: Annotated[
         Words,
         typer.Argument(
-            metavar="PIPELINE",
+            metavar="[NAME=]PIPELINE",
             envvar="OMNISTAGE_SERVE_PIPELINE",
             show_envvar=False,
-            help="Names or YAML files of pipelines, or checkpoints of which there is one each; default: what answers, and what draws.",
+            help="Names or YAML files of pipelines, or checkpoints, DIR or OWNER/NAME, each under the NAME before it; default: what "
+            "answers, and what draws.",
         ),
     ] = None,
     config_file: Annotated[
@@ -307,7 +310,11 @@ def serve(
     replicas: Annotated[Words, _option("STAGE=N", "Processes of a stage.")] = None,
     address: Annotated[str, _option("HOST:PORT", "Where to listen; port 0 takes a free one.")] = DEFAULT_ADDRESS,
     http: Annotated[
-        str, _option("HOST:PORT", "Where to take HTTP, as OpenAI's clients speak it, with a page; a taken port: the next free one.")
+        str,
+        _option(
+            "HOST:PORT",
+            "Where to take HTTP, as OpenAI's clients speak it, with a page; if the default port is taken, at the next free one.",
+        ),
     ] = DEFAULT_HTTP,
     no_http: Annotated[bool, typer.Option("--no-http", help="Take no HTTP.")] = False,
     metrics_address: Annotated[str, _option("HOST:PORT", "Prometheus metrics of the router alone.")] = "127.0.0.1:0",
@@ -349,9 +356,11 @@ def serve(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     shared = {name: value for name in SERVER_SETTINGS if (value := context.params[name]) is not None}
-    apart = ("settings", "idle_unload_s")
+    apart = ("settings", "idle_unload_s", "http_may_move")
     own = {each.name: context.params[each.name.removesuffix("_s")] for each in fields(ServerOptions) if each.name not in apart}
-    servers = ServerOptions(**own | {"http": "" if no_http else http, "settings": shared, "idle_unload_s": idle_unload_s})
+    may_move = not _origin(context, "http", "command line")  # Whoever names a port has told it to others.
+    own |= {"http": "" if no_http else http, "http_may_move": may_move, "idle_unload_s": idle_unload_s}
+    servers = ServerOptions(**own, settings=shared)
     if print_config:
         print(settings_text(context))
         raise typer.Exit

@@ -19,7 +19,7 @@ DEFAULT_ADDRESS = "127.0.0.1:50050"
 """Where `omnistage serve` listens by default."""
 
 DEFAULT_HTTP = "127.0.0.1:8000"
-"""Where its gateway listens by default; if that port is taken, at the next free one."""
+"""Where its gateway listens by default; if that port is taken, at the next free one. A typed port is not moved."""
 
 ROUTER, GATEWAY = "router", "gateway"
 """Names of the two processes that are no stages."""
@@ -55,14 +55,15 @@ class StageLayout:
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
     """Options that the servers of one stack share. address, metrics_address: HOST:PORT of the router and of its metrics. http: HOST:PORT of
-    the gateway; empty: there is none. metrics: HOST:PORT where the launcher shows the metrics of all processes; empty: nowhere. otlp: URL
-    of the collector that gets the spans of all processes; empty: none, unless a variable names one. idle_limit_s: the stack ends by itself
-    after so many seconds without a request; 0: never. idle_unload_s: after how many seconds without a request a pipeline is unloaded, by
-    its name; "" stands for all others; 0: never. max_sessions: 0: the servers' own. settings: further settings, by name, each for the
-    servers that have it."""
+    the gateway; empty: there is none. http_may_move: if its port is taken, the gateway takes the next free one. metrics: HOST:PORT where
+    the launcher shows the metrics of all processes; empty: nowhere. otlp: URL of the collector that gets the spans of all processes; empty:
+    none, unless a variable names one. idle_limit_s: the stack ends by itself after so many seconds without a request; 0: never.
+    idle_unload_s: after how many seconds without a request a pipeline is unloaded, by its name; "" stands for all others; 0: never.
+    max_sessions: 0: the servers' own. settings: further settings, by name, each for the servers that have it."""
 
     address: str = ANY_PORT
     http: str = ""
+    http_may_move: bool = False
     metrics_address: str = ANY_PORT
     metrics: str = ""
     max_sessions: int = 0
@@ -75,11 +76,13 @@ class ServerOptions:
 
 @dataclass(frozen=True, slots=True)
 class PipelineLayout:
-    """One pipeline of a stack. name: as its file has it. source: the name, or the path of the file, by which the router finds it."""
+    """One pipeline of a stack. name: as typed, or of its file, or made of its checkpoint. source: the name, or the path of the file, by
+    which the router finds it. names: further names by which people know it, those of its checkpoint."""
 
     name: str
     source: str
     stages: Sequence[StageLayout]
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +166,8 @@ class Layout:
         limits_s = self.servers.idle_unload_s
         limits = [f"{one.name}={limit:g}" for one in self.pipelines if (limit := limits_s.get(one.name, limits_s.get("", 0.0)))]
         options = {
-            "pipeline": ",".join(pipeline.source for pipeline in self.pipelines),
+            "pipeline": ",".join(one.source if one.source == one.name else f"{one.name}={one.source}" for one in self.pipelines),
+            "names": json.dumps(names) if (names := {one.name: one.names for one in self.pipelines if one.names}) else None,
             "idle_unload": ",".join(limits) or None,
             "stages": ",".join(f"{stage}={address}" for stage, address in addresses),
             "grace": self.servers.grace_s,

@@ -13,6 +13,7 @@ import grpc
 
 from omnistage.cli.show.fetch import checkpoint, fetch, hub_name
 from omnistage.cli.stack.layout import DEFAULT_PIPELINES, Layout, PipelineLayout, ServerOptions, StageLayout, flag, of_pipeline
+from omnistage.cli.stack.names import NamedPipeline, names_of, split_word, with_own_names
 from omnistage.cli.stack.settings import check, with_loras
 from omnistage.client.errors import BadRequestError, RequestError, StackError, UnknownModelError
 from omnistage.client.private_stack import install
@@ -32,12 +33,12 @@ ADVICE = {"tensor_parallel_size": "; more processes of a stage serve more answer
 class Choice:
     """A stack as the command line describes it.
 
-    pipelines: names, files or checkpoints; empty: the pipeline of the only checkpoint, or without a checkpoint the default ones.
-    checkpoints: a folder, or a name at a hub, by the name of the pipeline; the key "" stands for the only pipeline. devices, replicas: by
-    STAGE or PIPELINE/STAGE; the device with the key "" is for all stages. dtype: for the stages that can compute in several types.
-    settings: options of the stage servers, by name and by stage; the stage "" stands for all that have a use for the option. inputs,
-    outputs: those of later requests, such as image and audio. kind: of the first stage of the pipeline that they ask; empty: any. loras:
-    see with_loras.
+    pipelines: names, files or checkpoints, each after NAME= if it has another name; empty: the pipeline of the only checkpoint, or without
+    a checkpoint the default ones. checkpoints: a folder, or a name at a hub, by the name of the pipeline; the key "" stands for the only
+    pipeline. devices, replicas: by STAGE or PIPELINE/STAGE; the device with the key "" is for all stages. dtype: for the stages that can
+    compute in several types. settings: options of the stage servers, by name and by stage; the stage "" stands for all that have a use for
+    the option. inputs, outputs: those of later requests, such as image and audio. kind: of the first stage of the pipeline that they ask;
+    empty: any. loras: see with_loras.
     """
 
     pipelines: Sequence[str] = ()
@@ -56,18 +57,28 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     """A pipeline to serve. source: its name or file; empty: the checkpoint decides. checkpoint: as typed; empty: the own checkpoints of its
-    families. option: by which the checkpoint was typed, for errors."""
+    families. option: by which the checkpoint was typed, for errors. name: as typed before the source; empty: none was."""
 
     source: str
     checkpoint: str = ""
     option: str = "--checkpoint"
+    name: str = ""
+
+    @property
+    def called(self) -> str:
+        """The name by which options of the command line may name it, before its checkpoint was looked at; without one, the checkpoint."""
+        return self.name or (_read(self.source).name if self.source else self.checkpoint)
 
 
 def layout_of(choice: Choice) -> Layout:
     """The layout of a chosen stack. Fetches the named checkpoints, and the models of the first pipeline's families. Raises an OmniError
     that says what to change."""
     entries, notes = _choose_wanted(choice)
-    pipelines = [_pipeline(one, choice, is_alone=len(entries) == 1) for one in entries]
+    # Checked first, because the checkpoints may take an hour to fetch.
+    with_own_names([NamedPipeline(one.source or one.checkpoint, None, one.called) for one in entries if one.name or one.source])
+    identified = with_own_names([_identify(one, choice, is_alone=len(entries) == 1) for one in entries])
+    choice = _with_first_names(choice, identified)
+    pipelines = [_layout(one, choice) for one in identified]
     notes += _replacement_lines(entries, pipelines)
     servers, left_out = with_gateway(choice.servers)
     layout = with_loras(Layout(pipelines, servers, [*notes, *left_out]), choice.loras)
@@ -84,7 +95,7 @@ def _replacement_lines(entries: Sequence[_Wanted], pipelines: Sequence[PipelineL
         expected = entry.source or layout.stages[0].family  # A family's pipeline has its name.
         if entry.checkpoint and layout.source != expected and expected in shipped_pipelines():
             missing = find_gaps(Path(layout.stages[0].checkpoint), _read(expected).models)
-            line = f"{entry.checkpoint} has no {' and no '.join(missing)}: it is served by {layout.name}"
+            line = f"{entry.checkpoint} has no {' and no '.join(missing)}: it is served by {layout.source}"
             notes += [line] if missing else []
     return notes
 
@@ -112,8 +123,14 @@ def _choose_wanted(choice: Choice) -> tuple[list[_Wanted], list[str]]:
         return [_Wanted("", choice.checkpoints[""])], []
     if not arguments:
         arguments, left_out = default_pipelines()
-    entries = [_Wanted("", one, "PIPELINE") if _is_checkpoint(one) else _Wanted(one) for one in arguments]
+    entries = [_read_word(one) for one in arguments]
     return list(_with_checkpoints(entries, choice.checkpoints, left_out)), list(left_out.values())
+
+
+def _read_word(word: str) -> _Wanted:
+    """The pipeline that a word [NAME=]WHAT of the command line means. Raises BadRequestError for a bad name."""
+    name, source = split_word(word)
+    return _Wanted("", source, "PIPELINE", name) if _is_checkpoint(source) else _Wanted(source, name=name)
 
 
 def default_pipelines() -> tuple[list[str], dict[str, str]]:
@@ -140,7 +157,7 @@ def _with_checkpoints(entries: Sequence[_Wanted], checkpoints: Mapping[str, str]
     if not checkpoints:
         yield from entries
         return
-    names = [_read(one.source).name if one.source else one.checkpoint for one in entries]
+    names = [one.called for one in entries]
     for name, value in checkpoints.items():
         if not name and len(entries) > 1:
             raise BadRequestError.of("--checkpoint", f"{value} is for one pipeline of {', '.join(names)}: give {names[0]}={value}")
@@ -155,34 +172,67 @@ def _with_checkpoints(entries: Sequence[_Wanted], checkpoints: Mapping[str, str]
         yield replace(one, checkpoint=checkpoint_text) if checkpoint_text else one
 
 
-def _pipeline(entry: _Wanted, choice: Choice, *, is_alone: bool) -> PipelineLayout:
-    """The layout of a pipeline. The missing parts of its checkpoint are fetched first. is_alone: the stack has no other pipeline, so all
-    settings must fit this one."""
+def _identify(entry: _Wanted, choice: Choice, *, is_alone: bool) -> NamedPipeline:
+    """The pipeline and the checkpoint that are meant. The missing parts of the checkpoint are fetched first. is_alone: the stack has no
+    other pipeline, so all settings must fit this one."""
     text = entry.checkpoint
     if not text:
-        return _layout(entry.source, None, choice)
+        return NamedPipeline(entry.source, None, entry.called)
 
     def judge(folder: Path) -> None:
         """Check a checkpoint of which all but the weights is there. Raises the errors that can be found so early."""
-        pipeline = _of_checkpoint(folder, entry, choice)
+        identified = _of_checkpoint(folder, entry, choice)
+        own_choice = _with_first_names(choice, [identified])
+        pipeline = _layout(identified, own_choice)
         family_names = {stage.family for stage in pipeline.stages}
         among = {name: family for name, family in families().items() if name in family_names}
         has_weights = any(family.marks for family in among.values())
         if has_weights:
             recognise(folder, among, text)
         layout = Layout([pipeline], choice.servers)
-        _check_layout(layout, choice, of_models=not has_weights) if is_alone else check(layout, of_models=not has_weights)
+        _check_layout(layout, own_choice, of_models=not has_weights) if is_alone else check(layout, of_models=not has_weights)
 
     return _of_checkpoint(checkpoint(text, entry.option, judge), entry, choice)
 
 
-def _of_checkpoint(folder: Path, entry: _Wanted, choice: Choice) -> PipelineLayout:
-    """The layout of the pipeline that serves the checkpoint in a folder. Raises StackError and RequestError."""
+def _of_checkpoint(folder: Path, entry: _Wanted, choice: Choice) -> NamedPipeline:
+    """The pipeline that serves the checkpoint in a folder. Raises StackError and RequestError."""
     try:
         source = _pipeline_that_fits(folder, entry.source or _pipeline_of(folder, entry.checkpoint, choice), entry.checkpoint, choice)
     except LoadError as error:
         raise StackError(str(error)) from None
-    return _layout(source, folder, choice)
+    name, names = entry.name or _read(source).name, names_of(entry.checkpoint, folder)
+    return NamedPipeline(source, folder, name, names, may_change=not (entry.name or entry.source))
+
+
+def _with_first_names(choice: Choice, pipelines: Sequence[NamedPipeline]) -> Choice:
+    """The choice with the own names of pipelines in place of further ones, before stages and LoRA files."""
+    own_names = {one.name for one in pipelines}
+    firsts = dict[str, set[str]]()
+    for one in pipelines:
+        for name in {each.casefold() for each in one.names} - own_names:
+            firsts.setdefault(name, set()).add(one.name)
+
+    def first(name: str) -> str:
+        key = name.casefold()
+        matches = {key} & own_names or firsts.get(key, set())
+        return next(iter(matches)) if len(matches) == 1 else name
+
+    def renamed(values: Mapping[str, str]) -> dict[str, str]:
+        parts = {stage: stage.rpartition("/") for stage in values}
+        return {f"{first(name)}{slash}{kind}": values[stage] for stage, (name, slash, kind) in parts.items()}
+
+    def renamed_word(word: str) -> str:
+        name, equals, rest = word.partition("=")
+        return f"{first(name)}={rest}" if equals and not Path(word).is_file() else word
+
+    return replace(
+        choice,
+        devices=renamed(choice.devices),
+        replicas=renamed(choice.replicas),
+        settings={name: renamed(values) for name, values in choice.settings.items()},
+        loras=[renamed_word(word) for word in choice.loras],
+    )
 
 
 def _pipeline_that_fits(folder: Path, source: str, text: str, choice: Choice) -> str:
@@ -264,20 +314,20 @@ def _suggestion(name: str) -> str:
 
 def check_named(source: str) -> None:
     """Raises UnknownModelError for a text that is neither a pipeline nor a checkpoint, and cannot be the name of one at a hub."""
-    if not _is_checkpoint(source):
-        _read(source)
+    entry = _read_word(source)
+    if entry.source:
+        _read(entry.source)
 
 
-def _layout(source: str, folder: Path | None, choice: Choice) -> PipelineLayout:
-    """The layout of a pipeline. source: its name or file. folder: its checkpoint; None: the families' own. Raises RequestError if it cannot
-    do what is asked."""
-    pipeline = _read(source)
+def _layout(identified: NamedPipeline, choice: Choice) -> PipelineLayout:
+    """The layout of a pipeline. Raises RequestError if it cannot do what is asked."""
+    pipeline, folder = _read(identified.source), identified.folder
     _check_able(pipeline, choice)
     pipeline_choice = replace(
         choice,
-        devices=of_pipeline(choice.devices, pipeline.name),
-        replicas=of_pipeline(choice.replicas, pipeline.name),
-        settings={name: of_pipeline(values, pipeline.name) for name, values in choice.settings.items()},
+        devices=of_pipeline(choice.devices, identified.name),
+        replicas=of_pipeline(choice.replicas, identified.name),
+        settings={name: of_pipeline(values, identified.name) for name, values in choice.settings.items()},
     )
     stages = [
         StageLayout(
@@ -292,15 +342,12 @@ def _layout(source: str, folder: Path | None, choice: Choice) -> PipelineLayout:
         )
         for stage in pipeline.stages
     ]
-    return PipelineLayout(pipeline.name, source, stages)
+    return PipelineLayout(identified.name, identified.source, stages, identified.names)
 
 
 def _check_layout(layout: Layout, choice: Choice, *, of_models: bool = True) -> Layout:
     """Return the layout if its settings are right. Raises an OmniError for a setting that no stage has a use for, or that a server refuses;
     with of_models also for one that a model refuses."""
-    names = [pipeline.name for pipeline in layout.pipelines]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise BadRequestError.of("PIPELINE", f"there are two pipelines {twice[0]}: leave one out, or give it another name in its file")
     _check_stages(layout, choice)
     stages = [stage for pipeline in layout.pipelines for stage in pipeline.stages]
     if choice.dtype != "auto" and all(stage.dtype == "auto" for stage in stages):

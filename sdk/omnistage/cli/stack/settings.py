@@ -92,9 +92,10 @@ def check(layout: Layout, *, of_models: bool = True) -> None:
         listening = {"--address": servers.address, "--metrics-address": servers.metrics_address}
         if servers.metrics:
             listening["--metrics"] = servers.metrics
-        if servers.http:
-            _check_typed("--http", servers.http)
+        if servers.http and servers.http_may_move:
             check_can_listen(f"{servers.http.rpartition(':')[0]}:0", "--http")  # If its port is taken, the gateway takes the next.
+        elif servers.http:
+            listening["--http"] = servers.http
         for option, address in listening.items():
             _check_typed(option, address)
         for stage in (group.stage for group in layout.groups):

@@ -387,7 +387,8 @@ class Stack:
 
     async def _start_gateway(self, servers: Servers, child: StackProcess) -> None:
         """Start the gateway. If it does not start, it is given up, and the stack goes on without it."""
-        tries = room(child.address, self._own_addresses(self.address), HTTP_PORT_TRIES)
+        max_tries = HTTP_PORT_TRIES if self._layout.servers.http_may_move else 1
+        tries = room(child.address, self._own_addresses(self.address), max_tries)
         try:
             async with in_time(child.name):
                 await self._start_child(servers, child, words=("--port-tries", str(tries)))
