@@ -1,10 +1,10 @@
 """The rule by which an answer counts as an endless repetition. It needs the tokens of the answer alone, so a replica that goes on with an
 answer ends it at the same token.
 
-SmolLM2-135M answered 69 prompts with up to 512 tokens, with and without a repetition penalty: 19 of the 28 greedy answers without one that
-did not end by themselves were one block of tokens over and over, of up to 64 tokens; they never came out of it once it had lasted 256
-tokens. No answer that ended by itself repeated more than 7 tokens more than twice. What people may ask for is longer: a sentence of twelve
-tokens twenty times (240), a hundred words "banana" (100), "ha" fifty times (50), a song of four lines five times (204). A list with
+Measured with SmolLM2-135M-Instruct and 70 prompts, at five settings of sampling, with up to 512 tokens: 89 of 350 answers did not end by
+themselves. 36 of these had one block of 1 to 64 tokens over and over for 256 tokens; none of them ended later, and the two that left the
+block went on with another. No answer that ended by itself had a block more than twice for more than 18 tokens. What people may ask for is
+longer: "ha" fifty times is 49 tokens, a song of four lines five times 203, a sentence of twelve tokens twenty times 240. A list with
 numbers, a count, a table with contents or a song that counts down is no repetition by this rule."""
 
 from __future__ import annotations

@@ -88,8 +88,8 @@ class TalkerStage(ModelStage[TalkerModel[P]]):
 
 def _cut_note(frames: int, max_frames: int) -> str:
     """A note on speech that was cut after so many frames."""
-    why = "a higher max_frames lets it say more" if frames == max_frames else "the model has no room for more"
-    return f"the speech was cut at {frames} frames; {why}"
+    cause = "a higher max_frames lets it say more" if frames == max_frames else "the model has no room for more"
+    return f"the speech was cut at {frames} frames; {cause}"
 
 
 def parse(params: stage_pb2.TalkerParams, seed: int) -> SpeechRequest:
