@@ -16,7 +16,7 @@ from hibari.g2p import numbers
 from hibari.g2p.normalize import normalize
 from numpy.typing import NDArray
 
-from benchmarks.figures import QUESTIONS, Benchmark, Figure, serving
+from benchmarks.figures import ANSWER_TOKENS, QUESTIONS, Benchmark, Figure, serving
 from omnistage.cli.stack.pipelines import Choice, layout_of
 from omnistage.client import AsyncOmni
 from omnistage.models.fetch.own_files import cache_directory
@@ -130,7 +130,7 @@ async def measure(benchmark: Benchmark) -> None:
     """Let the default model speak, and compare what a recogniser hears with the texts."""
     questions = QUESTIONS[: benchmark.size(len(QUESTIONS), 1)]
     async with serving(layout_of(Choice(["smol"]))) as stack, AsyncOmni(address=stack.address, max_retries=0) as omni:
-        answers = [await omni.generate(question, seed=number) for number, question in enumerate(questions)]
+        answers = [await omni.generate(question, seed=number, max_tokens=ANSWER_TOKENS) for number, question in enumerate(questions)]
     model = await asyncio.to_thread(recogniser)
     pairs = [
         (answer.text, recognise(model, answer.audio.samples, answer.audio.sample_rate)) for answer in answers if answer.audio is not None

@@ -12,6 +12,7 @@ from functools import partial
 
 from benchmarks import asr, one_process, relay
 from benchmarks.figures import (
+    ANSWER_TOKENS,
     QUESTION,
     QUESTIONS,
     SIX_SECONDS_TOKENS,
@@ -98,7 +99,6 @@ async def at_once(benchmark: Benchmark, omni: AsyncOmni) -> None:
 THINKER_GOALS = {8: 4.5, 32: 8.0}
 """Goals by number of concurrent requests: how many times the tokens per second of one request they should reach."""
 
-ANSWER_TOKENS = 96
 SUBJECTS = ("the sea", "rain", "a guitar", "bread", "the moon", "a good friend", "winter", "trains")
 THINKER_ROUNDS = 5
 

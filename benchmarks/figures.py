@@ -197,6 +197,7 @@ QUESTION = "What is a kite?"
 """Asked with max_tokens=SIX_SECONDS_TOKENS, so that every run makes the same amount of sound."""
 
 SIX_SECONDS_TOKENS = 20
+ANSWER_TOKENS = 96
 
 QUESTIONS = (
     "Why is the sky blue?",

@@ -18,7 +18,7 @@ from omnistage.host.addresses import check_can_listen
 from omnistage.host.errors import StartError
 
 OMNISTAGE = Path(sys.executable).with_name("omnistage")
-QUESTION = ("How do plants make food?", "--out", "demo.wav", "--timeline", "demo-timeline.png")
+QUESTION = ("How do plants make food?", "--max-tokens", "96", "--out", "demo.wav", "--timeline", "demo-timeline.png")
 IDLE_LIMIT_S = 1800
 LOAD_LIMIT_S = 60.0
 LOOK_S = 0.2

@@ -80,7 +80,18 @@ def test_a_seed_that_was_not_given_is_told_and_repeats_the_answer(omni: Omni) ->
 def test_max_tokens_cuts_text_and_sound(omni: Omni) -> None:
     answer = omni.generate("Hi", seed=1, max_tokens=7)
     assert_is_of_the_formula(answer, 1, "Hi", 7)
-    assert answer.finish_reason == "length"
+    note = "cut at 7 tokens; max_tokens=N lets it say more"
+    assert (answer.finish_reason, answer.notes) == ("length", (note,))
+    assert note in repr(answer) and note in answer._repr_html_()
+    assert omni.generate("Hi", seed=1).notes == ()
+    sound_alone = omni.generate("Hi", seed=1, max_tokens=7, outputs=["audio"])
+    assert sound_alone.notes == ("cut; max_tokens=N lets it say more",), "who takes no text is not told its length"
+
+
+def test_max_frames_cuts_the_sound_and_says_so(omni: Omni) -> None:
+    answer = omni.generate("Hi", seed=1, max_frames=9)
+    assert answer.text == formulas.text(1, "Hi", formulas.NATURAL_LENGTH) and answer.finish_reason == "stop"
+    assert answer.notes == ("the speech was cut at 9 frames; a higher max_frames lets it say more",)
 
 
 def test_text_only_has_no_sound(omni: Omni) -> None:

@@ -22,6 +22,7 @@ from omnistage.client import AsyncOmni, Audio, AudioChunk, Done, Omni, Picture, 
 from omnistage.client.answer import collect
 from omnistage.client.events import AudioArrival, Event, StageReport, TextArrival, Timing, buffer_levels, is_audible, play
 from omnistage.client.files import LONGEST_SHOWN_S, MAX_PICTURE_BYTES, pictures_html
+from omnistage.client.remarks import end_notes
 
 RATE = 1000
 
@@ -183,6 +184,26 @@ async def test_an_answer_names_its_seed_unless_none_was_drawn_with(drew: bool | 
 
     answer = await collect(events())
     assert (repr(answer), answer.seed) == (f"Answer('', no sound, finish_reason='stop'{end}", 7)
+
+
+@pytest.mark.parametrize(
+    ("reason", "tokens", "thought_tokens", "notes"),
+    [
+        ("repetition", 265, 0, ["ended at 265 tokens, because it repeated itself; /max-tokens N lets it say more"]),
+        ("length", 512, 512, ["cut at 512 tokens while it was still thinking: there is no answer yet; /max-tokens N lets it say more"]),
+        ("stop", 3, 3, ["ended while it was still thinking: there is no answer yet"]),
+        ("stop", 3, 0, []),
+        ("interrupted", 3, 0, []),
+        ("a reason of a newer server", None, 0, []),
+    ],
+)
+def test_an_end_that_the_model_did_not_choose_is_told_in_words(
+    reason: str, tokens: int | None, thought_tokens: int, notes: list[str]
+) -> None:
+    arrivals = () if thought_tokens else (TextArrival(0.1, 7),)
+    done = Done("id", "smol", 7, reason, Usage((), 0.0, None, None, 0.1, tokens, thought_tokens), Timing(arrivals, (), 0.1))
+    assert list(end_notes(done, "/max-tokens N")) == notes
+    assert [note.replace("max_tokens=N", "/max-tokens N") for note in done.notes] == notes
 
 
 class NotebookPage(HTMLParser):

@@ -26,7 +26,8 @@ SAMPLES = to_pcm16(formulas.audio(5, "Hello", formulas.NATURAL_LENGTH)[:, 0])
 def test_a_whole_answer(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model="toy", messages=HELLO, seed=5, max_completion_tokens=4)
     assert answer.choices[0].message.content == formulas.text(5, "Hello", 4)
-    assert answer.choices[0].finish_reason == "length"
+    choice: Any = answer.choices[0]
+    assert (choice.finish_reason, choice.notes) == ("length", ["cut at 4 tokens; a higher max_completion_tokens lets it say more"])
     assert answer.usage is not None and answer.usage.completion_tokens == 4
     assert answer.system_fingerprint is not None and answer.system_fingerprint.startswith("toy-")
 
@@ -144,6 +145,13 @@ def test_events_of_ours_come_where_they_are_asked_for(client: openai.OpenAI) -> 
     assert account["usage"]["stages"][1]["output_items"] == {"codes": formulas.FRAMES_PER_ROW * formulas.NATURAL_LENGTH}
 
 
+def test_each_answer_of_a_stream_says_that_it_was_cut(client: openai.OpenAI) -> None:
+    options = {"stream_options": {"include_events": True}}
+    chunks: Any = list(client.chat.completions.create(model="toy", messages=HELLO, n=2, max_tokens=4, stream=True, extra_body=options))
+    notes = {chunk.omnistage["index"]: chunk.omnistage["usage"]["notes"] for chunk in chunks if not chunk.choices}
+    assert notes == {number: ["cut at 4 tokens; a higher max_tokens lets it say more"] for number in (0, 1)}
+
+
 def test_the_client_puts_a_stream_together(client: openai.OpenAI) -> None:
     with client.chat.completions.stream(model="toy", messages=HELLO, seed=5) as stream:
         answer = stream.get_final_completion()
@@ -185,6 +193,7 @@ def test_a_response_that_is_cut_says_so(client: openai.OpenAI) -> None:
     answer = client.responses.create(model="toy", input="Hello", max_output_tokens=3, extra_body=SEED)
     assert (answer.output_text, answer.status) == (formulas.text(5, "Hello", 3), "incomplete")
     assert answer.incomplete_details is not None and answer.incomplete_details.reason == "max_output_tokens"
+    assert answer.to_dict()["notes"] == ["cut at 3 tokens; a higher max_output_tokens lets it say more"]
 
 
 @pytest.mark.parametrize(("most", "end"), [(None, "completed"), (3, "incomplete")])

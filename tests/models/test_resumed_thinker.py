@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -18,10 +19,14 @@ from helpers.models import text_pieces
 from helpers.randomness import reseed
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.types import FinishReason, Sampling
-from omnistage.models.conversation import Turn
+from omnistage.models.conversation import TextConstraint, Turn
 from omnistage.models.interface import BadRequest, TextRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.smol.thinker import SmolThinker, load_thinker
+from omnistage.models.text.repetition import MIN_TOKENS, Repetition
+from omnistage.models.text.thinker import USUAL_TOKENS
+from omnistage.thinker.stage import parse
+from omnistage.v1 import stage_pb2
 
 SMALL_CACHE = 384 << 20
 EMOJI = "Smile \U0001f600\U0001f9d1\u200d\U0001f680 e\u0301 数学 ok?"
@@ -120,6 +125,42 @@ async def test_a_history_that_cannot_be_is_refused(thinker: SmolThinker, request
         await thinker.prepare(request_)
     assert refused.value.field == "resume.history"
     assert thinker.load().kv_pages_used == 0
+
+
+LULLABY = "Write a lullaby."
+"""The model answers with one word without end, if nothing makes the words that were there less likely."""
+
+
+async def test_an_endless_repetition_ends_the_answer_at_one_token_wherever_it_was_cut(thinker: SmolThinker, seed: int) -> None:
+    request = ask(LULLABY, max_tokens=USUAL_TOKENS, is_usual_length=True)
+    tokens = (await answer(thinker, request)).tokens
+    repetition = Repetition()
+    for token in tokens:
+        assert not repetition.is_endless
+        repetition.add(token)
+    assert repetition.is_endless and len(set(tokens[-MIN_TOKENS:])) < 20
+    longer = {"history": tokens[:-3], "max_tokens": len(tokens) + 9}
+    free = TextConstraint("regex", r"(.|\n)*")
+    changes: list[dict[str, Any]] = [
+        *({"history": tokens[: len(tokens) - count]} for count in (1, 2, random.Random(seed).randrange(3, 40))),
+        {**longer, "is_usual_length": False},
+        {**longer, "ignore_eos": True},
+        {**longer, "constraint": free},
+        {**longer, "min_tokens": len(tokens) + 5},
+    ]
+    rests = await asyncio.gather(*(answer(thinker, replace(request, **change)) for change in changes))
+    ends = [(len(change["history"]) + len(rest.tokens), *rest.finish_reasons) for change, rest in zip(changes, rests, strict=True)]
+    repetition_end, length_end = (len(tokens), FinishReason.REPETITION), (len(tokens) + 9, FinishReason.LENGTH)
+    assert ends == [*[repetition_end] * 3, *[length_end] * 3, (len(tokens) + 5, FinishReason.REPETITION)]
+    with pytest.raises(BadRequest, match="ended in its history"):
+        await thinker.prepare(replace(request, history=tokens))
+
+
+def test_a_length_that_was_stated_is_not_the_usual_one() -> None:
+    params = stage_pb2.ThinkerParams(messages=[stage_pb2.Message(role="user", parts=[stage_pb2.Part(text="x")])])
+    request = parse(params, 1, USUAL_TOKENS)
+    params.max_tokens = USUAL_TOKENS
+    assert (request.max_tokens, request.is_usual_length, parse(params, 1, 7).is_usual_length) == (USUAL_TOKENS, True, False)
 
 
 async def test_a_history_with_a_stop_string_in_it_is_refused(thinker: SmolThinker) -> None:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import openai
 import pytest
 import pytest_asyncio
 
 from benchmarks.asr import recognise, recogniser, word_error_rate
 from helpers import lengths
+from helpers.gateway import gateway
 from omnistage.cli.stack.pipelines import Choice, layout_of
 from omnistage.cli.stack.stack import Stack
 from omnistage.client import AsyncOmni
 from omnistage.client.answer import Answer
+from omnistage.models.text.thinker import USUAL_TOKENS
 
 QUESTIONS = ("How do plants make food?", "What is a river?", "Why should I drink water?")
 MAX_TOKENS = 30
+LULLABY = "Write a lullaby."
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
 
@@ -40,6 +46,25 @@ async def ask(omni: AsyncOmni, question: str, seed: int) -> Answer:
 def sound(answer: Answer) -> np.ndarray:
     assert answer.audio is not None
     return answer.audio.samples
+
+
+async def test_an_endless_repetition_ends_and_is_told(address: str, tmp_path: Path) -> None:
+    """The model repeats itself if nothing makes words less likely that were there before."""
+    options: dict[str, Any] = {"temperature": 0.0, "repetition_penalty": 1.0}
+    async with AsyncOmni(address=address) as omni:
+        answer = await omni.generate(LULLABY, outputs=["text"], **options)
+        tokens = len(answer.token_ids)
+        sentence = f"ended at {tokens} tokens, because it repeated itself; "
+        assert (answer.finish_reason, answer.notes) == ("repetition", (f"{sentence}max_tokens=N lets it say more",))
+        assert tokens < USUAL_TOKENS
+    turns: Any = [{"role": "user", "content": LULLABY}]
+    with gateway(address, tmp_path) as http:
+        async with openai.AsyncOpenAI(base_url=f"http://{http.address}/v1", api_key="any") as client:
+            extra = {"repetition_penalty": 1.0}
+            completion = await client.chat.completions.create(model="smol", messages=turns, temperature=0, extra_body=extra)
+    choice: Any = completion.choices[0]
+    assert (choice.message.content, choice.finish_reason) == (answer.text, "stop")
+    assert choice.notes == [f"{sentence}a higher max_tokens lets it say more"]
 
 
 @lengths.one_or_all("question", QUESTIONS)

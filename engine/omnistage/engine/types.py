@@ -21,6 +21,7 @@ class FinishReason(enum.Enum):
     STOP = "stop"
     LENGTH = "length"
     INTERRUPTED = "interrupted"
+    REPETITION = "repetition"
 
 
 class Unfit(ValueError):

@@ -35,7 +35,7 @@ from omnistage.gateway.door import HttpCall, ThisCall
 from omnistage.gateway.failure import fields_of, invalid
 from omnistage.gateway.kept import new_name
 from omnistage.gateway.messages import turns_of
-from omnistage.gateway.report import account_fields, chat_usage, failover_fields, logprobs_of, sound_fields
+from omnistage.gateway.report import account_fields, chat_usage, failover_fields, logprobs_of, notes_of, sound_fields
 from omnistage.gateway.sound import RATE_HZ, Encoder, new_encoder
 
 MAX_CHOICES = 8
@@ -200,7 +200,9 @@ async def _whole_choice(call: HttpCall, body: ChatRequest, number: int, events: 
     rows = [row for delta in deltas for row in logprobs_of(delta, body.top_logprobs or 0)]
     logprobs = {"content": rows, "refusal": None} if body.logprobs else None
     reason = _reason(answer.finish_reason)
-    return {"index": number, "message": message, "finish_reason": reason, "logprobs": logprobs}, answer.usage
+    choice = {"index": number, "message": message, "finish_reason": reason, "logprobs": logprobs}
+    notes = notes_of(answer, names_of(body)["max_tokens"])
+    return {**choice, **({"notes": notes} if notes else {})}, answer.usage
 
 
 async def _note_text(events: Events, deltas: list[TextDelta]) -> Events:
@@ -258,7 +260,7 @@ class ChatStream:
                         yield self._chunk(number, choice.delta(), _reason(event.finish_reason))
         if self._options.include_events:
             for number, event in sorted(done.items()):
-                yield self._own_chunk(number, account_fields(event))
+                yield self._own_chunk(number, account_fields(event, names_of(self._body)["max_tokens"]))
         if self._options.include_usage:
             yield as_event({**self._frame, "choices": [], "usage": chat_usage([event.usage for _, event in sorted(done.items())])})
         yield DONE

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from omnistage.client.answer import Answer
 from omnistage.client.events import AudioChunk, Done, Failover, TextDelta, Usage
+from omnistage.client.remarks import end_notes
 
 TALKER, ALIGNMENT = "talker", "alignment"
 
@@ -101,8 +103,13 @@ def failover_fields(event: Failover) -> dict[str, Any]:
     return {name: value for name, value in asdict(event).items() if name != "arrival_s"}
 
 
-def account_fields(done: Done) -> dict[str, Any]:
-    """Fields of the server's account of an answer."""
+def notes_of(product: Answer | Done, limit_name: str = "max_tokens") -> list[str]:
+    """The notes on an answer. limit_name: the request's name of the field that limits the tokens."""
+    return [*product.usage.notes, *end_notes(product, f"a higher {limit_name}")]
+
+
+def account_fields(done: Done, limit_name: str = "max_tokens") -> dict[str, Any]:
+    """Fields of the server's account of an answer. limit_name: as in `notes_of`."""
     usage = done.usage
     times = {
         "queued_s": usage.queued_s,
@@ -110,7 +117,7 @@ def account_fields(done: Done) -> dict[str, Any]:
         "first_audio_s": usage.first_audio_s,
         "total_s": usage.total_s,
         **unspoken_fields(usage),
-        "notes": list(usage.notes),
+        "notes": notes_of(done, limit_name),
         "drew": usage.drew,
         "stages": [{name: getattr(report, name) for name in REPORTED} for report in usage.stages],
     }

@@ -20,7 +20,7 @@ from omnistage.gateway.door import HttpCall, ThisCall
 from omnistage.gateway.failure import ApiError, fields_of, invalid, unsupported_error
 from omnistage.gateway.kept import new_name
 from omnistage.gateway.messages import Turn, check_keys, with_fetched
-from omnistage.gateway.report import logprobs_of, response_usage
+from omnistage.gateway.report import logprobs_of, notes_of, response_usage
 
 FIELDS = fields_of("responses", "input", {"thinker.constraint": "text.format"})
 """The field of this interface, by the name that the client library and the stages use."""
@@ -320,6 +320,7 @@ class _ResponseBuilder:
     def _response(self) -> dict[str, Any]:
         """The response in its present state, as the client sees it."""
         body, status = self._body, self._status
+        notes = notes_of(self._done, "max_output_tokens") if self._done else []
         form = body.text.format.model_dump(by_alias=True, exclude_none=True) if body.text and body.text.format else {"type": "text"}
         return {
             "id": self._id,
@@ -347,6 +348,7 @@ class _ResponseBuilder:
             "top_p": body.top_p,
             "truncation": "disabled",
             **({"usage": response_usage(self._done.usage)} if self._done else {}),
+            **({"notes": notes} if notes else {}),
         }
 
 

@@ -57,7 +57,8 @@ class TextRequest:
     """A request to a Thinker. logprobs: whether the logprobs of the tokens are wanted. top_logprobs: for how many of the likeliest tokens
     logprobs are wanted too. verbatim: text to say unchanged, with the rows that an answer of its tokens has; then the request has no media;
     empty: the model writes the answer. client: an arbitrary name, equal for all requests of one client; empty: no particular client. scope:
-    results that are kept of a request are used only for requests of the same scope.
+    results that are kept of a request are used only for requests of the same scope. is_usual_length: whether neither the request nor the
+    pipeline states max_tokens, so that it is the model's usual_tokens.
 
     To go on with an answer that an equal request began: history: all its tokens so far. finished: how the answer has ended already, so that
     only rows are wanted; None: it has not."""
@@ -75,6 +76,7 @@ class TextRequest:
     constraint: TextConstraint | None = None
     client: str = ""
     scope: str = ""
+    is_usual_length: bool = False
     history: tuple[int, ...] = ()
     finished: FinishReason | None = None
 

@@ -80,10 +80,11 @@ class Answer(dict[str, str]):
     float32, a row for each place of the VAE's grid; `pixels`, uint8, a row for each pixel. Both go row by row from the top, one layer after
     the other, one result after the other.
 
-    finish_reason: stop, length or interrupted. seed: the same seed gives the same answer. usage: the server's account. timing: the times
-    that this client measured. failovers: servers that were lost during the answer and replaced, oldest first. unspoken: how many characters
-    of the text the voice has no sound for; unspoken_words: the first 64 of these characters. notes: sentences for the user, such as what a
-    model cannot draw. drew: whether another seed could have given another answer; None: the server does not say."""
+    finish_reason: stop, length, repetition or interrupted. seed: the same seed gives the same answer. usage: the server's account. timing:
+    the times that this client measured. failovers: servers that were lost during the answer and replaced, oldest first. unspoken: how many
+    characters of the text the voice has no sound for; unspoken_words: the first 64 of these characters. notes: sentences for the user, such
+    as what a model cannot draw, or that the answer was cut. drew: whether another seed could have given another answer; None: the server
+    does not say."""
 
     def __init__(
         self,
@@ -149,11 +150,11 @@ class Answer(dict[str, str]):
         self.audio.save(path)
 
     def _repr_html_(self) -> str:
-        """The text, a player of the sound, the pictures and the films, for a notebook."""
+        """The text, a player of the sound, the pictures, the films and the notes, for a notebook."""
         sound = "" if self.audio is None else self.audio._repr_html_()
         shown = pictures_html((picture.media_type, picture.data) for picture in self.pictures)
         shown += films_html((film.media_type, film.data) for film in self.videos)
-        return (text_html(self.text) if self.text else "") + sound + shown
+        return (text_html(self.text) if self.text else "") + sound + shown + "".join(map(text_html, self.notes))
 
     def __repr__(self) -> str:
         sound = f"{self.audio.duration_s:.2f} s of sound" if self.audio else "no sound"

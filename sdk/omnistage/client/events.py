@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnistage.client.files import pictures_html
+from omnistage.client.remarks import end_notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,19 +281,10 @@ class Usage:
         return f"Usage({figures(self, *names)}, stages: {stages})"
 
 
-def unspoken_text(account: Usage) -> str:
-    """The characters that were not spoken and their number, in words for people; empty if all were spoken."""
-    if not account.unspoken:
-        return ""
-    shown_characters = len(account.unspoken_words) - account.unspoken_words.count(" ")  # The spaces only separate them.
-    ellipsis = "..." if account.unspoken > shown_characters else ""
-    return f"{account.unspoken_words}{ellipsis} ({account.unspoken} character{'s' * (account.unspoken != 1)})"
-
-
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The end of an answer. finish_reason: stop, length or interrupted; empty for an answer without text. failovers: oldest first.
-    unspoken, unspoken_words, notes, drew: as in `usage`."""
+    """The end of an answer. finish_reason: stop, length, repetition or interrupted; empty for an answer without text. failovers: oldest
+    first. unspoken, unspoken_words, drew: as in `usage`. notes: those of `usage`, and one if the model did not end the answer itself."""
 
     session_id: str
     pipeline: str
@@ -312,7 +304,7 @@ class Done:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return self.usage.notes
+        return self.usage.notes + end_notes(self, "max_tokens=N")
 
     @property
     def drew(self) -> bool | None:

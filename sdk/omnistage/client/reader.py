@@ -38,9 +38,9 @@ from omnistage.client.events import (
     Usage,
     VideoDelta,
     is_audible,
-    unspoken_text,
 )
 from omnistage.client.received import Received, Tensors
+from omnistage.client.remarks import unspoken_text
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 if TYPE_CHECKING:
@@ -405,7 +405,7 @@ def stage_name(kind: stage_pb2.StageKind) -> str:
 
 
 def finish_reason_name(reason: chunk_pb2.FinishReason) -> str:
-    """The reason why a text ended: stop, length or interrupted; empty if there is none."""
+    """The reason why a text ended: stop, length, repetition or interrupted; empty if there is none."""
     return "" if reason == chunk_pb2.FINISH_REASON_UNSPECIFIED else _enum_name(chunk_pb2.FinishReason, reason, "FINISH_REASON_")
 
 

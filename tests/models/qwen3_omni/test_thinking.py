@@ -19,12 +19,12 @@ from helpers.checkpoints import change_json, linked
 from helpers.run import messages
 from omnistage.cli.stack.pipelines import Choice, layout_of
 from omnistage.models.conversation import Media, TextConstraint, Turn
-from omnistage.models.encoders.thinker import USUAL_TOKENS
 from omnistage.models.interface import FinishReason, Sampling, TensorRows, TextPiece, TextRequest, Wanted, inputs_of
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni.config import read_thinker_config
 from omnistage.models.qwen3_omni.thinker import Qwen3Thinker, load_thinker, tokenizer_of
 from omnistage.models.speech.talker import HIDDEN, PLACES, PROMPT
+from omnistage.models.text.thinker import USUAL_TOKENS
 from omnistage.models.tiny.makers import CheckpointOrder, make_tiny
 from omnistage.models.tiny.qwen3_omni import TEMPLATE, THINKING_TEMPLATE
 from omnistage.router.pipeline import load_pipeline

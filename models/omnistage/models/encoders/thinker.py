@@ -28,14 +28,11 @@ from omnistage.models.requests import check_place, refuse_unfit
 from omnistage.models.speech.talker import HIDDEN, PLACES, PROMPT
 from omnistage.models.text.answer import AnswerAssembler
 from omnistage.models.text.chat import ChatTokenizer
-from omnistage.models.text.thinker import EngineThinker, Tokenized
+from omnistage.models.text.thinker import USUAL_TOKENS, EngineThinker, Tokenized
 
 MEDIA_FIELD = "thinker.messages.parts.media"
 MAX_MEDIA = 64
 """Largest number of media in one conversation."""
-
-USUAL_TOKENS = 512
-"""Largest number of tokens of an answer if the request does not set it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,8 @@ from omnistage.models.text.answer import AnswerAssembler
 from omnistage.models.text.chat import TextTokenizer, read_tokenizer
 from omnistage.models.text.engine_model import Started, choose_dtype, decoder_weights, limits_of
 from omnistage.models.text.grammar import FORMS
-from omnistage.models.text.thinker import TEXT, EngineThinker, Tokenized
+from omnistage.models.text.repetition import Repetition
+from omnistage.models.text.thinker import TEXT, USUAL_TOKENS, EngineThinker, Tokenized
 
 DEFAULT_SYSTEM = (
     "You are a helpful AI assistant. Give a short, clear and friendly answer of one to three complete sentences in plain English."
@@ -37,7 +38,7 @@ DEFAULT_SYSTEM = (
 With the marks around it, it has 32 tokens, a page of the engine, which keeps full pages from one request to the next."""
 
 KV_CACHE_BYTES = 512 << 20
-_CODE_REVISION = "6"
+_CODE_REVISION = "7"
 """Part of the revision; grows whenever this family's code could give other tokens for equal input. The engine has a number of its own."""
 
 _LANGUAGE = "model."
@@ -87,9 +88,16 @@ class SmolThinker(EngineThinker[PreparedAnswer]):
         """See EngineThinker._prepared."""
         if said_ids or request.finished is not None:
             return PreparedAnswer(request, prompt_ids, said_ids, None)
-        answer = AnswerAssembler(Detokenizer(self.tokenizer.piece, request.stop), {TEXT: len(request.history)}, history=request.history)
+        # A model of this size may repeat itself without end; a form or a length that was asked for is kept all the same.
+        may_end = request.is_usual_length and not request.ignore_eos and request.constraint is None
+        answer = AnswerAssembler(
+            Detokenizer(self.tokenizer.piece, request.stop),
+            {TEXT: len(request.history)},
+            history=request.history,
+            repetition=Repetition(request.min_tokens) if may_end else None,
+        )
         if answer.ended:
-            raise BadRequest("resume.history", "the answer ended in its history, with a stop string")
+            raise BadRequest("resume.history", "the answer ended in its history, with a stop string or a repetition")
         with refuse_unfit("thinker"):
             prompt = Prompt.of_tokens(prompt_ids, request.scope.encode())
             engine_request = self._make_request(request, grammar, prompt, min(request.max_tokens, self._context - len(prompt_ids)))
@@ -121,6 +129,7 @@ def load_thinker(folder: Path, options: LoadOptions | None = None, *, poison: bo
         produces=(PortSpec(TEXT, content=Content.TEXT, compact=True),),
         max_sessions=options.sessions,
         constraints=FORMS,
+        usual_tokens=USUAL_TOKENS,
         settings={**started.settings, "kv_cache_bytes": options.describe("kv_cache_bytes", kv_bytes)},
     )
     return SmolThinker(started.engine, SmolTokenizer(folder, decoder.spec.item_ids), info, decoder.spec.context)

@@ -24,6 +24,7 @@ from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.types import FinishReason
 from omnistage.models.interface import Array, TensorRows, TextPiece, TokenLogprob, Wanted
 from omnistage.models.requests import check_place
+from omnistage.models.text.repetition import Repetition
 
 OPENS, CLOSES = "<think>", "</think>"
 
@@ -145,6 +146,7 @@ class AnswerAssembler:
         prompt_slots: NDArray[np.int64] | None = None,
         ready: Sequence[TensorRows] = (),
         thought: ThoughtLike | None = None,
+        repetition: Repetition | None = None,
     ) -> None:
         """history: tokens of the answer that went out earlier. finished: why the answer ended after these tokens; None: it goes on.
         max_tokens: largest number of tokens of the answer. row_port: the port with one row for each token; empty: the model has no such
@@ -152,8 +154,8 @@ class AnswerAssembler:
         string was met. row_of: makes the row of a token, [1, width], from its id; None: the engine makes the rows. prompt_port: the port
         with the rows of the prompt. prompt_rows: number of rows of the prompt. prompt_slots: int64, ascending: the slots whose rows this
         port has; None: all. ready: rows that are ready already, and go out first. thought: the thought before the answer, which has no
-        rows; None: there is none. Raises BadRequest if the first wanted row lies after the rows of the prompt, or after the tokens so
-        far."""
+        rows; None: there is none. repetition: new; the answer ends when it is endless; None: however it repeats itself, it goes on. Raises
+        BadRequest if the first wanted row lies after the rows of the prompt, or after the tokens so far."""
         self._detokenizer = detokenizer
         self._wants_text = "text" in ports
         self._wants_rows = row_port in ports
@@ -161,7 +163,7 @@ class AnswerAssembler:
         self._first_row = self._next_row = ports.get(row_port, 0)
         self._spans: deque[_Span] = deque()  # of the tokens with wanted rows whose text is not final yet
         self._count = 0  # number of tokens so far, the thought included
-        self._thought = thought
+        self._thought, self._repetition = thought, repetition
         self._thought_text: str | None = None
         """Text of the thought since the last piece; None: the tokens since then are not part of the thought."""
         self._finished_pieces: list[TextPiece] = []
@@ -200,6 +202,8 @@ class AnswerAssembler:
             self._reason, self._reason_is_out = finished, True
         elif self._detokenizer.stopped:
             self._reason = FinishReason.STOP
+        elif self._is_endless:
+            self.end(FinishReason.REPETITION)
 
     @property
     def ended(self) -> bool:
@@ -256,6 +260,8 @@ class AnswerAssembler:
             self._reason = FinishReason.STOP
         elif complete:
             self.end(FinishReason.STOP)
+        elif self._is_endless:
+            self.end(FinishReason.REPETITION)
         elif self._count >= self._max_tokens:
             self.end(FinishReason.LENGTH)
 
@@ -322,6 +328,11 @@ class AnswerAssembler:
         return piece
 
     @property
+    def _is_endless(self) -> bool:
+        """Whether the answer repeats itself without end, and may end for that."""
+        return self._repetition is not None and self._repetition.is_endless
+
+    @property
     def _thought_tokens(self) -> int:
         """Number of tokens in the thought."""
         return 0 if self._thought is None else self._thought.count
@@ -336,6 +347,8 @@ class AnswerAssembler:
     def _push(self, token_id: int) -> str:
         """Add a token. Returns the text of the answer that became final with it. Text of a thought is added to `_thought_text` instead, and
         empty text is returned."""
+        if self._repetition is not None:
+            self._repetition.add(token_id)
         if self._thought is not None and (thought := self._thought.take(token_id)) is not None:
             self._thought_text = (self._thought_text or "") + thought
             self._count += 1

@@ -38,6 +38,9 @@ from omnistage.models.worker import Worker
 
 TEXT = "text"
 
+USUAL_TOKENS = 512
+"""Largest number of tokens of an answer if neither the request nor the pipeline sets it."""
+
 _PIECE_TOKENS = 8
 """Number of tokens of verbatim text in a piece."""
 MAX_WAITING = 1024

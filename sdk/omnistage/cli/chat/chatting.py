@@ -35,7 +35,7 @@ from omnistage.cli.chat.talk import (
     unknown,
 )
 from omnistage.cli.console import Notices
-from omnistage.cli.make.figures import cut_note, figures, remarks
+from omnistage.cli.make.figures import figures, remarks
 from omnistage.cli.make.figures import tell as tell_figures
 from omnistage.cli.make.files import write_chunks
 from omnistage.cli.make.screen import Spoken, follow, screen_for
@@ -48,6 +48,7 @@ from omnistage.client.errors import BadRequestError, OmniError, PlayerLostError,
 from omnistage.client.events import AudioChunk, Done, Event
 from omnistage.client.loudspeaker import Loudspeaker, find_loudspeaker, is_silenced
 from omnistage.client.player import Player
+from omnistage.client.remarks import end_notes
 from omnistage.client.request import Options
 from omnistage.client.wording import did_you_mean
 from omnistage.models.requests import those_there_are
@@ -294,7 +295,7 @@ class ChatSession:
         except BaseException:
             self.silence()
             raise
-        for line in cut_note(answer, done, "/max-tokens"):
+        for line in end_notes(done, "/max-tokens N"):
             self._notices.tell(f"[dim]{line}[/]")
         tell_figures(figures(done, is_brief=not self._verbose), *remarks(done))
         if self._player is not None:

@@ -10,7 +10,8 @@ from rich.markup import escape
 
 from omnistage.cli.console import Notices
 from omnistage.cli.make.screen import Spoken, Wrap
-from omnistage.client.events import CONTINUITY_LIMIT_S, START_BUFFER_S, Done, Failover, Timing, play, unspoken_text
+from omnistage.client.events import CONTINUITY_LIMIT_S, START_BUFFER_S, Done, Failover, Timing, play
+from omnistage.client.remarks import unspoken_text
 
 SEPARATOR = " · "
 """Stands between two figures."""
@@ -21,7 +22,7 @@ def print_object(facts: Mapping[str, object], done: Done, more_facts: Mapping[st
     number of seconds is rounded."""
     names = ("stage", "lost", "replica", "reason", "at_s", "pause_s")
     failovers = [_rounded({name: getattr(failover, name) for name in names}) for failover in done.failovers]
-    common = {"seed": done.seed, "pipeline": done.pipeline, "failovers": failovers, "drew": done.drew, "notes": list(done.notes)}
+    common = {"seed": done.seed, "pipeline": done.pipeline, "failovers": failovers, "drew": done.drew, "notes": list(done.usage.notes)}
     print(json.dumps({**_rounded(facts), **common, **(more_facts or {})}, ensure_ascii=False), flush=True)
 
 
@@ -37,20 +38,9 @@ def answer_facts(answer: Spoken, done: Done) -> dict[str, object]:
     return {"text": answer.text, **thought, **{name: getattr(timing, name) for name in names}, "finish_reason": done.finish_reason}
 
 
-def cut_note(answer: Spoken, done: Done, option: str) -> Iterator[str]:
-    """Yields a line if the limit of tokens cut the answer, or if the answer ended while the model was thinking. option: the option to type
-    for a higher limit."""
-    is_cut = done.finish_reason == "length"
-    line = f"cut at {answer.tokens} tokens" if is_cut else ""
-    if answer.thought and not answer.text:
-        line = f"{line or 'ended'} while it was still thinking: there is no answer yet"
-    if line:
-        yield f"{line}; {option} N lets it say more" if is_cut else line
-
-
 def remarks(done: Done) -> Iterator[str]:
     """Yields lines for people with the server's remarks."""
-    yield from done.notes
+    yield from done.usage.notes
     if unspoken := unspoken_text(done.usage):
         yield f"not spoken: {unspoken}"
 

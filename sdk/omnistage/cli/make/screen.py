@@ -144,14 +144,12 @@ MIN_ROWS, MIN_COLUMNS = 3, 8
 
 @dataclass(slots=True)
 class Spoken:
-    """An answer so far. keeps_sound: collect the chunks of sound in `sounds`. thought: the model's thoughts before the answer. tokens:
-    number of tokens of text and thoughts. audio_s: seconds of sound. pictures: number of finished pictures, if the prompt was drawn. words:
-    filled only if captions are wanted."""
+    """An answer so far. keeps_sound: collect the chunks of sound in `sounds`. thought: the model's thoughts before the answer. audio_s:
+    seconds of sound. pictures: number of finished pictures, if the prompt was drawn. words: filled only if captions are wanted."""
 
     keeps_sound: bool = False
     text: str = ""
     thought: str = ""
-    tokens: int = 0
     audio_s: float = 0.0
     pictures: int = 0
     sounds: list[AudioChunk] = field(default_factory=list)
@@ -162,10 +160,8 @@ class Spoken:
         match event:
             case TextDelta():
                 self.text += event.text
-                self.tokens += len(event.token_ids)
             case ThoughtDelta():
                 self.thought += event.text
-                self.tokens += len(event.token_ids)
             case AudioChunk():
                 self.audio_s += event.duration_s
                 if self.keeps_sound:

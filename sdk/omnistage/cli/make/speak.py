@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from omnistage.cli.make.figures import answer_facts, cut_note, figures, print_object, remarks, sentence, tell
+from omnistage.cli.make.figures import answer_facts, figures, print_object, remarks, sentence, tell
 from omnistage.cli.make.files import SOUND_KINDS, OutputFile, write_chunks
 from omnistage.cli.make.orders import MAX_TEXT_BYTES, TypedOrder, words
 from omnistage.cli.make.screen import Keeping, Screen, Spoken, screen_for
@@ -24,6 +24,7 @@ from omnistage.client.errors import BadRequestError, NotSpokenError, OmniError, 
 from omnistage.client.events import AudioChunk, Done, Event, SpokenWord
 from omnistage.client.files import format_of
 from omnistage.client.media import Medium
+from omnistage.client.remarks import end_notes
 from omnistage.client.request import Options, for_conversation
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
@@ -181,7 +182,7 @@ class Question(TypedOrder):
         for failover in done.failovers:
             yield sentence(failover, done.timing)
         if not self.verbatim:
-            yield from cut_note(self.answer, done, "--max-tokens")
+            yield from end_notes(done, "--max-tokens N")
         if count := self.answer.pictures:
             pictures = "a picture" if count == 1 else f"{count} pictures"
             yield f"{done.pipeline} drew {pictures} of this; omnistage draw PROMPT --out F.png keeps what it draws"

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
-from omnistage.models.interface import Alignment, Content, Frames, P, SpeechRequest, TalkerModel, Unspoken
+from omnistage.models.interface import Alignment, Content, FinishReason, Frames, P, SpeechRequest, TalkerModel, Unspoken
 from omnistage.stage.content import codes_of, pieces, row_outputs
 from omnistage.stage.logic import Input, Output, SessionTiming, Start, Work
 from omnistage.stage.model import ModelStage, refusals
@@ -35,14 +35,16 @@ class TalkerStage(ModelStage[TalkerModel[P]]):
                 speech = replace(speech, history=history)
         with refusals():
             prepared = await self._model.prepare(speech)
-        return Work(partial(self._run, prepared, drew=self._drew(speech.sampling.temperature)))
+        return Work(partial(self._run, prepared, max_frames=speech.max_frames, drew=self._drew(speech.sampling.temperature)))
 
     async def _run(
-        self, prepared: P, inputs: AsyncIterator[Input], timing: SessionTiming, start: Start, *, drew: bool
+        self, prepared: P, inputs: AsyncIterator[Input], timing: SessionTiming, start: Start, *, max_frames: int, drew: bool
     ) -> AsyncGenerator[Output, None]:
-        """Speak, and yield the frames and the times of words that are still to come; see Work.run. drew: see SessionTiming."""
+        """Speak, and yield the frames and the times of words that are still to come; see Work.run. max_frames: of the request. drew: see
+        SessionTiming."""
         timing.drew = drew
         ports = start.find_open_ports(self._model.info.produces)
+        frames = ports.get(self._output.name, 0)
         if not ports and not self._model.info.tells_unspoken:
             return
         with refusals():
@@ -54,6 +56,9 @@ class TalkerStage(ModelStage[TalkerModel[P]]):
                         case Alignment():
                             yield self._words(piece)
                         case Frames():
+                            frames += len(piece.rows)
+                            if piece.finish_reason is FinishReason.LENGTH:
+                                timing.note(_cut_note(frames, max_frames))
                             for output in self._outputs(piece):
                                 yield output
 
@@ -79,6 +84,12 @@ class TalkerStage(ModelStage[TalkerModel[P]]):
             return [Output(self._output.name, 0, None, last)]
         codes = chunk_pb2.CodeChunk(codes=map(int, frames.rows.ravel()), codebook_count=frames.rows.shape[1])
         return [Output(self._output.name, len(frames.rows), codes, last)]
+
+
+def _cut_note(frames: int, max_frames: int) -> str:
+    """A note on speech that was cut after so many frames."""
+    cause = "a higher max_frames lets it say more" if frames == max_frames else "the model has no room for more"
+    return f"the speech was cut at {frames} frames; {cause}"
 
 
 def parse(params: stage_pb2.TalkerParams, seed: int) -> SpeechRequest:

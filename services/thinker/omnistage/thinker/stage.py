@@ -77,9 +77,13 @@ def parse(params: stage_pb2.ThinkerParams, seed: int, usual_tokens: int = 0) -> 
         raise bad_request("thinker.min_tokens", "must not be above max_tokens")
     if not all(params.stop):
         raise bad_request("thinker.stop", "has an empty text")
-    options = values_for(TextRequest, params) | {"max_tokens": max_tokens, "logprobs": params.logprobs or params.top_logprobs > 0}
     return TextRequest(
-        turns=_turns(params), seed=seed, sampling=sampling_of(params.sampling, "thinker"), constraint=_constraint(params), **options
+        turns=_turns(params),
+        seed=seed,
+        sampling=sampling_of(params.sampling, "thinker"),
+        constraint=_constraint(params),
+        is_usual_length=not params.max_tokens,
+        **values_for(TextRequest, params) | {"max_tokens": max_tokens, "logprobs": params.logprobs or params.top_logprobs > 0},
     )
 
 
