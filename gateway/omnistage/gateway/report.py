@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from omnistage.client.events import AudioChunk, Done, Failover, TextDelta, Usage
+from omnistage.gateway.body import shown_seed
 
 TALKER, ALIGNMENT = "talker", "alignment"
 
@@ -19,16 +20,16 @@ def audio_tokens(usage: Usage) -> int:
     return sum(count for items in items_by_port for port, count in items.items() if port != ALIGNMENT)
 
 
-def chat_usage(usages: Sequence[Usage]) -> dict[str, Any]:
-    """The usage of the answers to one request, in chat's shape: the prompt counts once."""
-    prompt = next((usage.prompt_tokens for usage in usages if usage.prompt_tokens is not None), 0)
+def chat_usage(usages: Sequence[Usage], answers: int) -> dict[str, Any]:
+    """The usage of the answers to one request, in chat's shape. answers: how many there are to each prompt, which counts once."""
+    prompt = sum(usage.prompt_tokens or 0 for usage in usages[::answers])
     text, sound = sum(usage.completion_tokens or 0 for usage in usages), sum(map(audio_tokens, usages))
     thought = sum(usage.thought_tokens for usage in usages)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": text + sound,
         "total_tokens": prompt + text + sound,
-        "prompt_tokens_details": {"cached_tokens": usages[0].cached_tokens if usages else 0},
+        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in usages[::answers])},
         "completion_tokens_details": {
             "text_tokens": text - thought,
             "audio_tokens": sound,
@@ -101,8 +102,8 @@ def failover_fields(event: Failover) -> dict[str, Any]:
     return {name: value for name, value in asdict(event).items() if name != "arrival_s"}
 
 
-def account_fields(done: Done) -> dict[str, Any]:
-    """Fields of the server's account of an answer."""
+def account_fields(done: Done, seed: int | None) -> dict[str, Any]:
+    """Fields of the server's account of an answer. seed: the client's, see `shown_seed`."""
     usage = done.usage
     times = {
         "queued_s": usage.queued_s,
@@ -114,7 +115,7 @@ def account_fields(done: Done) -> dict[str, Any]:
         "drew": usage.drew,
         "stages": [{name: getattr(report, name) for name in REPORTED} for report in usage.stages],
     }
-    return {"usage": times, "session_id": done.session_id, "seed": done.seed, "pipeline": done.pipeline}
+    return {"usage": times, "session_id": done.session_id, "seed": shown_seed(done.seed, seed), "pipeline": done.pipeline}
 
 
 def unspoken_fields(usage: Usage) -> dict[str, Any]:
