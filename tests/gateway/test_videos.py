@@ -89,7 +89,7 @@ async def test_a_picture_in_json_begins_it(film_url: str) -> None:
 
 
 async def test_a_seed_comes_back_as_it_was_sent(film_url: str) -> None:
-    """Of two ways to write one seed both; all of them draw the same."""
+    """A seed may be written in two ways, and each comes back in its own."""
     jobs = {seed: ask(film_url, seed=seed).json() for seed in (-1, (1 << 64) - 1, -(1 << 63), 1 << 63, 0)}
     for seed, job in jobs.items():
         shown = await over(film_url, job["id"])

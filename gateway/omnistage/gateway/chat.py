@@ -90,7 +90,7 @@ class MediaOptions(StrictBody):
     use_audio_in_video: Annotated[bool | None, Field(description="Films are also heard, unless their part says use_audio.")] = None
 
 
-class TextRequest(ConversationBody):
+class TextBody(ConversationBody):
     """Fields of chat and of completions: how a text is written."""
 
     stream_options: StreamOptions | None = None
@@ -117,7 +117,7 @@ class TextRequest(ConversationBody):
         raise NotImplementedError
 
 
-class ChatRequest(TextRequest):
+class ChatRequest(TextBody):
     messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
     modalities: Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=2)] | None = None
     audio: SpeechOptions | None = None
@@ -204,7 +204,7 @@ def _reason(finish_reason: str) -> str:
     return "length" if finish_reason == "length" else "stop"
 
 
-async def whole_choice(call: HttpCall, body: TextRequest, number: int, events: Events) -> tuple[dict[str, Any], Usage]:
+async def whole_choice(call: HttpCall, body: TextBody, number: int, events: Events) -> tuple[dict[str, Any], Usage]:
     """The answer with this number, as one object, and what it cost. events: of the answer."""
     encoder = _new_encoder(body)
     deltas: list[TextDelta] = []
@@ -233,7 +233,7 @@ async def _note_text(events: Events, deltas: list[TextDelta]) -> Events:
             yield event
 
 
-def _new_encoder(body: TextRequest) -> Encoder | None:
+def _new_encoder(body: TextBody) -> Encoder | None:
     """An encoder for the sound of one answer; None: it is not spoken. Raises ApiError for a format that cannot be made here."""
     return new_encoder(body.sound_format, RATE_HZ, "audio.format") if isinstance(body, ChatRequest) and body.is_spoken else None
 
@@ -250,7 +250,7 @@ class ChatStream:
     kind = "chat.completion.chunk"
     """The field `object` of all chunks."""
 
-    def __init__(self, call: HttpCall, body: TextRequest, frame: Mapping[str, Any], choices: int) -> None:
+    def __init__(self, call: HttpCall, body: TextBody, frame: Mapping[str, Any], choices: int) -> None:
         self._body = body
         self._options = body.stream_options or StreamOptions()
         self._frame = {**frame, "object": self.kind, **({"usage": None} if self._options.include_usage else {})}
@@ -308,7 +308,7 @@ class _Choice:
     """One of the answers while it is streamed. Its methods return the field `delta` of a chunk; `end` returns several. is_heard: whether
     any sound has come."""
 
-    def __init__(self, call: HttpCall, body: TextRequest) -> None:
+    def __init__(self, call: HttpCall, body: TextBody) -> None:
         self._call = call
         self._name = new_name("audio_")
         self._texts: list[str] = []

@@ -14,7 +14,7 @@ from omnistage.client import __version__
 from omnistage.client.request import MAX_TEXT_CHARACTERS
 from omnistage.gateway.answering import merge_events, run_all, stream_response
 from omnistage.gateway.body import Refused, bounds_of, new_router
-from omnistage.gateway.chat import MAX_CHOICES, ChatStream, TextRequest, ask_for_each, whole_choice
+from omnistage.gateway.chat import MAX_CHOICES, ChatStream, TextBody, ask_for_each, whole_choice
 from omnistage.gateway.door import HttpCall, ThisCall
 from omnistage.gateway.failure import fields_of, invalid, unsupported_error
 from omnistage.gateway.report import chat_usage
@@ -46,7 +46,7 @@ Prompts = Annotated[
 ]
 
 
-class CompletionRequest(TextRequest):
+class CompletionRequest(TextBody):
     prompt: Prompts
     echo: bool | None = None
     logprobs: Annotated[int, bounds_of("top_logprobs")] | None = None
