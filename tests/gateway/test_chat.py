@@ -166,6 +166,40 @@ def test_what_means_nothing_here_is_taken(client: openai.OpenAI) -> None:
     assert client.chat.completions.create(model="toy", messages=turns, **ours).choices[0].message.content
 
 
+SENT_BACK: dict[str, Any] = {
+    "name": "bob",
+    "annotations": [{"type": "url_citation"}],
+    "refusal": None,
+    "audio": None,
+    "function_call": None,
+    "tool_calls": [],
+    "parsed": {"a": 1},
+    "provider_specific_fields": {"a": 1},
+    "extra_content": {"a": 1},
+    "cache_control": {"type": "ephemeral"},
+    "id": "msg_1",
+    "reasoning_content": None,
+    "reasoning": None,
+    "reasoning_details": [{"text": "x"}],
+}
+"""Fields of messages that clients send, or send back from some server's answer, and that change nothing."""
+
+
+def test_what_clients_send_back_changes_no_answer(client: openai.OpenAI) -> None:
+    texts = {"system": "Be brief.", "user": "Hello", "assistant": "Good day.", "developer": "In verse."}
+    bare: list[Any] = [{"role": role, "content": text} for role, text in texts.items()]
+    parts = [{"type": "text", "text": "And now?", "cache_control": {"type": "ephemeral"}, "prompt_cache_breakpoint": {"mode": "explicit"}}]
+    ends: list[Any] = [{"role": "user", "content": "And now?"}, {"role": "user", "content": parts, **SENT_BACK}]
+    thought: list[Any] = [{"role": "assistant", "content": None, key: "Hm."} for key in ("reasoning", "reasoning_content")]
+    asked = [[*bare, ends[0]], [{**turn, **SENT_BACK} for turn in bare] + ends[1:]]
+    asked += [[*bare, {**turn, "content": text}, ends[0]] for text in ("", None) for turn in thought]
+    said = [client.chat.completions.create(model="toy", messages=turns, seed=5).choices[0].message.content for turns in asked]
+    assert said[0] == said[1] and said[2] == said[3] == said[4] == said[5]
+    items: list[Any] = [{"type": "message", **turn, "name": "bob"} for turn in asked[0]]
+    answer = client.responses.create(model="toy", input=items, extra_body={"seed": 5, "client_metadata": {"a": "b"}})
+    assert answer.output_text == said[0]
+
+
 def test_errors_are_of_the_form_that_the_document_has(url: str) -> None:
     answer = httpx2.post(f"{url}/v1/chat/completions", json={"model": "toy", "messages": HELLO, "colour": 1})
     assert (answer.status_code, answer.headers["content-type"]) == (400, "application/json")

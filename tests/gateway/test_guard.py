@@ -240,6 +240,30 @@ def test_what_is_not_offered_or_unknown_is_told_so(front: servers.ServerProcess,
     assert (heard.status, heard.error["code"]) == (404, code) and message in heard.error["message"]
 
 
+ADDRESSES = {
+    **dict.fromkeys(("/chat/completions", "/v1/v1/chat/completions", "/v1/chat/completions/", "//v1//chat/completions"), CHAT),
+    **dict.fromkeys(("/openai/v1/chat/completions", "/api/v1/chat/completions", "/openai/deployments/x/chat/completions"), CHAT),
+    **dict.fromkeys(("/v1/chat/completion", "/V1/chat/completions"), CHAT),
+    "/completions": "/v1/completions",
+    "/audio/transcriptions": "/v1/audio/transcriptions",
+    "/models/toy": "/v1/models/toy",
+    "/models": "/v1/models",
+    "/videos/video_1/content": "/v1/videos/video_1/content",
+    "/v1/audio/speach": "/v1/audio/speech",
+    "/v1/health": "/health",
+    **dict.fromkeys(("/v1/embeddings", "/nothing", "/v1", "/" + "a/" * 10_000), ""),
+}
+"""Addresses that do not exist, and those that were meant; empty: none is similar."""
+
+
+@pytest.mark.parametrize("path", ADDRESSES, ids=[path[:64] for path in ADDRESSES])
+def test_an_unknown_address_is_told_with_the_one_that_was_meant(front: servers.ServerProcess, path: str) -> None:
+    refused = sent(front, post(path=path))
+    assert (refused.status, refused.error["code"]) == (404, "unknown_url") and len(refused.body) < 1024
+    similar = refused.error["message"].partition("; did you mean ")[2].removesuffix("?")
+    assert similar == ADDRESSES[path] and refused.error["hint"]
+
+
 @pytest.mark.parametrize("kind", ["Application/JSON", " application/json ;charset=utf-8", "application/problem+json", ""])
 def test_what_is_json_is_read_by_its_own_rules(front: servers.ServerProcess, kind: str) -> None:
     heard = sent(front, post(b'{"model": "toy", "temperature": NaN}', Content_Type=kind))
@@ -348,7 +372,7 @@ async def test_the_launcher_knows_which_endpoints_ask_nothing(url: str) -> None:
     paths = documented | undocumented
     assert {path for path in paths if not asks({"endpoint": path, "status": "200"})} == LOOKING
     # As the metrics have them.
-    for path in ("/health", "/ready", "/v1/models", "/v1/models/toy", "/v1/audio/voices", "/metrics", "/", "/page/icon.svg"):
+    for path in (*(path.replace("{model}", "toy") for path in LOOKING), "/", "/page/icon.svg"):
         assert httpx2.get(f"{url}{path}").status_code == 200
     # Each is counted behind its last byte.
     named = {*LOOKING, "/", "/page/{name}"}

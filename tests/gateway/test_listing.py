@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import grpc
 import httpx2
@@ -26,7 +26,7 @@ from helpers.servers import family_logic, local_chain, local_router, local_stage
 from omnistage.client.connection import Pipeline
 from omnistage.client.errors import BY_CODE, BY_REASON, NotAvailableError, NotSpokenError, OmniError, RouterLostError
 from omnistage.client.events import StageReport, Usage
-from omnistage.gateway import audio, chat, door, films, pictures, responses
+from omnistage.gateway import audio, chat, completions, door, films, pictures, responses
 from omnistage.gateway.audio import SpeechBody
 from omnistage.gateway.body import Body
 from omnistage.gateway.chat import ChatRequest
@@ -40,7 +40,7 @@ from omnistage.wire.errors import REASONS, StageError
 
 TOY, PICTURE = load_pipeline("toy"), load_pipeline("toy-picture")
 
-PATHS = ("/ready", "/v1/models", "/v1/models/toy", "/v1/audio/voices", "/ready")
+PATHS = ("/ready", "/v1/models", "/v1/models/toy", "/v1/audio/voices", "/v1/audio/models", "/ready")
 """Paths that ask the router."""
 
 
@@ -145,7 +145,17 @@ def test_voices_have_the_models_that_speak_with_them(url: str) -> None:
     answer = httpx2.get(f"{url}/v1/audio/voices").json()
     (voice,) = answer["data"]
     assert (voice["id"], voice["name"], voice["object"], voice["models"]) == ("toy", "toy", "audio.voice", ["toy"])
-    assert answer["voices"] == ["toy"]
+    assert (answer["voices"], answer["names"]) == (answer["data"], ["toy"])
+
+
+def test_open_webui_finds_voices_and_models(url: str, film_url: str) -> None:
+    """By the expressions of `get_available_voices` and `get_available_models` in its routers/audio.py, which it asks at its base URL for
+    speech. If they fail, it shows OpenAI's voices and models."""
+    data = httpx2.get(f"{url}/v1/audio/voices").json()
+    assert {voice["id"]: voice["name"] for voice in data.get("voices", [])} == {"toy": "toy"}
+    data = httpx2.get(f"{url}/v1/audio/models").json()
+    assert [model["id"] for model in data.get("models", [])] == ["toy"] and data["data"] == data["models"]
+    assert httpx2.get(f"{film_url}/v1/audio/models").json()["models"] == [], "a pipeline that draws sound speaks no text"
 
 
 def test_lists_are_as_the_document_has_them(url: str) -> None:
@@ -240,7 +250,7 @@ def test_frames_of_speech_count_whatever_they_are_made_of(ports: dict[str, int])
     thinker = StageReport("thinker", "127.0.0.1:2", 0.0, 0.1, 0.2, {}, {"text": 80}, 0, 0)
     usage = Usage((thinker, talker), 0.0, 0.1, 0.2, 0.3, completion_tokens=80)
     assert audio_tokens(usage) == 160
-    assert speech_usage(usage)["output_tokens"] == chat_usage([usage])["completion_tokens_details"]["audio_tokens"] == 160
+    assert speech_usage(usage)["output_tokens"] == chat_usage([usage], 1)["completion_tokens_details"]["audio_tokens"] == 160
 
 
 # Asked again ---------------------------------------------------------------------------------------------------------------------------
@@ -294,7 +304,7 @@ async def test_openais_client_asks_again_by_itself_when_it_was_told_to() -> None
 # Fields that are null
 
 
-MODULES = (audio, chat, films, pictures, responses)
+MODULES = (audio, chat, completions, films, pictures, responses)
 VALUES: dict[str, Any] = {
     "model": "toy",
     "messages": [{"role": "user", "content": "Hello"}],
@@ -329,6 +339,59 @@ def test_null_is_not_given(body: type[Body]) -> None:
             body.model_validate({**required, name: None})
     with pytest.raises(ValidationError, match="Extra inputs"):
         body.model_validate({**required, "no_such_field": None})
+
+
+def numbers() -> list[tuple[type[Body], str, bool]]:
+    """Fields that are numbers: the body, the name, whether it is a whole number."""
+    kinds = [(body, name, field.annotation) for body in bodies() for name, field in body.model_fields.items()]
+    leaves = [(body, name, leaves_of(annotation)) for body, name, annotation in kinds]
+    return [(body, name, float not in types) for body, name, types in leaves if types & {int, float} and not types & {bool, list, dict}]
+
+
+def leaves_of(annotation: Any) -> set[Any]:
+    """The types within an annotation; of a value of a Literal its type."""
+    kind = annotation if isinstance(annotation, type) else get_origin(annotation) or type(annotation)
+    return {kind}.union(*map(leaves_of, get_args(annotation)))
+
+
+def test_a_number_is_what_json_says(subtests: pytest.Subtests) -> None:
+    """12.0 is a whole number; 12.5 and true are none, and true is no number at all. A whole number that is too large is refused."""
+    seen = set[str]()
+    for body, name, is_whole in numbers():
+        required = {name: VALUES[name] for name, field in body.model_fields.items() if field.is_required()}
+        # Raw samples have few rates.
+        number = 8000 if name == "sample_rate_hz" else 1
+        with subtests.test(body=body.__name__, field=name):
+            seen.add(name)
+            value = getattr(body.model_validate({**required, name: float(number)}), name)
+            assert value == number and type(value) is (int if is_whole else float)
+            for wrong in (True, False, *([number + 0.5] if is_whole else [])):
+                with pytest.raises(ValidationError, match=name):
+                    body.model_validate({**required, name: wrong})
+    assert {"n", "max_tokens", "seed", "top_k", "steps", "frames", "sample_rate_hz", "temperature", "seconds"} <= seen
+
+
+NULLS = {
+    "/v1/chat/completions": {"messages": VALUES["messages"]},
+    "/v1/completions": {"prompt": "Hello"},
+    "/v1/responses": {"input": "Hello"},
+}
+
+
+def test_every_field_of_our_document_may_be_null(url: str) -> None:
+    """All at once, asked over HTTP; but for those that must be given."""
+    document = httpx2.get(f"{url}/openapi.json").json()
+    bodies = {
+        path: each["post"]["requestBody"]["content"]["application/json"]["schema"]
+        for path, each in document["paths"].items()
+        if "post" in each
+    }
+    assert NULLS.keys() < bodies.keys()
+    for path, required in (*NULLS.items(), ("/v1/audio/speech", {"input": "Hello"})):
+        schema = document["components"]["schemas"][bodies[path]["$ref"].rpartition("/")[2]]
+        body = {"model": "toy", **required}
+        nulls = dict.fromkeys(schema["properties"].keys() - body.keys())
+        assert len(nulls) > 5 and httpx2.post(f"{url}{path}", json={**nulls, **body}).status_code == 200, path
 
 
 def test_a_speech_with_nulls_is_the_speech_without(client: openai.OpenAI) -> None:

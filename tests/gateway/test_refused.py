@@ -21,6 +21,7 @@ MANY_OPTIONS = {f"o{n}": n for n in range(65)}
 
 GOOD: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "toy", "messages": [{"role": "user", "content": "Hello"}]},
+    "/v1/completions": {"model": "toy", "prompt": "Hello"},
     "/v1/responses": {"model": "toy", "input": "Hello"},
     "/v1/audio/speech": {"model": "tts-1", "voice": "alloy", "input": "Hello"},
     "/v1/audio/generate": {"prompt": "rain", "seconds": 1.5},
@@ -28,8 +29,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/images/edits": {"prompt": "a cat", "images": [{"image_url": DATA_URL}]},
     "/v1/videos": {"prompt": "a cat", "seed": 5, "frames": 11},
 }
-CHAT, RESPONSES, SPEECH, RAIN, PICTURE, EDIT, FILM = GOOD
-OF_TOY = (CHAT, RESPONSES, SPEECH)
+CHAT, COMPLETIONS, RESPONSES, SPEECH, RAIN, PICTURE, EDIT, FILM = GOOD
+OF_TOY = (CHAT, COMPLETIONS, RESPONSES, SPEECH)
 """Endpoints that are asked at the toy that speaks, the others at the one that draws."""
 
 NOT_YET, UNKNOWN, NUMBER = "nothing here does that yet", "Unrecognized request argument supplied: ", "must be a number"
@@ -59,6 +60,24 @@ VALUES: dict[str, dict[str, dict[str, list[Any]]]] = {
         "prediction": {NOT_YET: [{"type": "content", "content": "x"}]},
         "web_search_options": {NOT_YET: [{"search_context_size": "low"}]},
     },
+    COMPLETIONS: {
+        "prompt": {
+            "ids of tokens": [[1, 2], [[1, 2]], ["a", 1]],
+            "text, or a list of texts": [5, {"a": 1}, [{}]],
+            "is empty": ["", " ", ["a", ""]],
+            "at least 1": [[]],
+            "at most 8": [["a"] * 9],
+            TOO_LONG: [LONG, ["a", LONG]],
+        },
+        "n": {"at most 8": [9]},
+        "max_tokens": {"at least 1": [0], "from 1 to 32768": [100_000]},
+        "logprobs": {"at most 20": [21]},
+        "best_of": {"give what n is": [2]},
+        "suffix": {NOT_YET: ["the end"]},
+        "logit_bias": {NOT_YET: [{"50256": -100}]},
+        "messages": {f"{UNKNOWN}messages": [[]]},
+        "top_k": {"is -1; it must be a whole number": [-1]},
+    },
     RESPONSES: {
         "tools": {NOT_YET: [[{"type": "web_search"}]]},
         "previous_response_id": {NOT_YET: ["resp_1"]},
@@ -79,6 +98,7 @@ VALUES: dict[str, dict[str, dict[str, list[Any]]]] = {
         "loudness": {f"{UNKNOWN}loudness": [1]},
         "model": {"there are: toy": ["whisper-1"]},
         "markdown": {"true or false": ["maybe"]},
+        "timestamp_granularities": {"must be a list": ["word"]},
     },
     RAIN: {
         "prompt": {EMPTY: [""], "is missing": [None]},
@@ -183,6 +203,10 @@ NAMED: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, turn(content=5), "messages[0].content", "must be text"),
     (CHAT, turn(role="assistant", content="x", reasoning_content=5), "messages[0].reasoning_content", "must be text"),
     (CHAT, turn(content="x", reasoning_content="y"), "messages[0].reasoning_content", "of an assistant"),
+    (CHAT, turn(role="assistant", content="x", reasoning=5), "messages[0].reasoning", "must be text"),
+    (CHAT, turn(content="x", name=5), "messages[0].name", "must be text"),
+    (COMPLETIONS, {"prompt": ["a"] * 4, "n": 3}, "n", "is 12"),
+    (COMPLETIONS, {"echo": True, "logprobs": 1}, "echo", "no logprobs"),
     (CHAT, turn(role="assistant", content=None, reasoning_content=None), "messages[0].content", "must be text"),
     (CHAT, turn(role="assistant", audio={"id": "audio_1"}), "messages[0].audio.id", "send what it said"),
     *((CHAT, part(type="image_url", image_url={"url": url}), f"{IN_CHAT}.image_url.url", words) for url, words in URLS.items()),
@@ -196,6 +220,7 @@ NAMED: list[tuple[str, dict[str, Any], str, str]] = [
     (RESPONSES, item(type="reasoning", content=[{"type": "reasoning_text"}]), "input[0].content[0].text", "must be text"),
     (RESPONSES, item(type="reasoning", encrypted_content=5), "input[0].encrypted_content", "must be text"),
     (RESPONSES, item(role="user", content="x", images=["cat.png"]), "input[0].images", "Unrecognized"),
+    (RESPONSES, item(role="user", content="x", name=["bob"]), "input[0].name", "must be text"),
     (RESPONSES, seen(type="input_file", file_id="1"), "input[0].content[0].type", "'input_file'"),
     (RESPONSES, seen(type="image", image="cat.png"), "input[0].content[0].type", "'image'"),
     (RESPONSES, seen(type="input_image", image_url="cat.png"), "input[0].content[0].image_url", "https"),
@@ -203,6 +228,7 @@ NAMED: list[tuple[str, dict[str, Any], str, str]] = [
     (RESPONSES, seen(type="input_image", file_id="file-1"), "input[0].content[0].file_id", "give image_url"),
     (SPEECH, {"response_format": "opus", "sample_rate_hz": 22050}, "response_format", "22050"),
     (SPEECH, {"voice": {"name": "bob"}}, "voice", "text"),
+    (SPEECH, {"timestamp_granularities": ["segment"]}, "timestamp_granularities[0]", "must be 'word'"),
     (PICTURE, {"stream": True, "response_format": "url"}, "response_format", "b64_json"),
     (EDIT, {"images": [{"image_url": DATA_URL}, {"file_id": "file-1"}]}, "images[1].file_id", "no files are kept"),
     (EDIT, {"images": [{"image_url": DATA_URL}, {"image_url": "data:image/png;base64,!"}]}, "images[1]", "images[1]"),
@@ -254,6 +280,7 @@ MISFITS: list[tuple[str, dict[str, Any], str]] = [
     (SPEECH, {}, "no pipeline here can speak"),
     (SPEECH, {"stream_format": "sse"}, "no pipeline here can speak"),
     (CHAT, {"model": "toy-film"}, "cannot answer"),
+    (COMPLETIONS, {"model": "toy-film"}, "cannot answer"),
     (RESPONSES, {"model": "toy-film"}, "cannot answer"),
     (PICTURE, {}, "no pipeline here can draw"),
     (PICTURE, {"model": "toy", "stream": True}, "toy cannot draw"),

@@ -32,6 +32,12 @@ from helpers.openai_document import document, events_of
 from helpers.raw_http import answer, head
 from omnistage.client import Omni, __version__
 from omnistage.client.files import to_pcm16
+from omnistage.gateway.audio import SpeechBody
+from omnistage.gateway.body import Body
+from omnistage.gateway.chat import ChatRequest
+from omnistage.gateway.films import FilmRequest, FilmRequestJson
+from omnistage.gateway.pictures import EditRequest, PictureRequest
+from omnistage.gateway.responses import ResponsesRequest
 from omnistage.models.toy import formulas
 from tools.examples import ROOT, install_modules, with_modules
 
@@ -130,6 +136,47 @@ ANSWER = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model"
 def test_it_names_what_is_wrong_with_an_answer_or_an_event(data: Any, path: str, options: dict[str, str], fault: str) -> None:
     with pytest.raises(AssertionError, match=fault):
         document().check_answer(data, path, **options)
+
+
+HELLO = {"role": "user", "content": "Hello"}
+
+REQUESTS: dict[str, tuple[type[Body], set[str]]] = {
+    "CreateChatCompletionRequest": (ChatRequest, set()),
+    "CreateResponse": (ResponsesRequest, set()),
+    "CreateSpeechRequest": (SpeechBody, set()),
+    "CreateImageRequest": (PictureRequest, set()),
+    "EditImageBodyJsonParam": (EditRequest, set()),
+    "CreateImageEditRequest": (EditRequest, {"image"}),
+    "CreateVideoJsonBody": (FilmRequestJson, set()),
+    "CreateVideoMultipartBody": (FilmRequest, {"input_reference"}),
+}
+"""The document's schemas of requests, our bodies, and fields that are files of a form."""
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_every_field_of_a_request_is_known(name: str) -> None:
+    """Taken, ignored, or refused in words of its own."""
+    body, files = REQUESTS[name]
+    assert document().fields(name) - files - body.model_fields.keys() == set()
+
+
+def test_every_field_of_a_message_is_known(url: str) -> None:
+    """And is taken, or refused in words of its own, whatever is in it."""
+    kinds = {"ChatCompletionRequestMessage": set[str](), "ChatCompletionResponseMessage": set[str]()}
+    parts = [f"ChatCompletionRequestMessageContentPart{kind}" for kind in ("Text", "Refusal", "Image", "Audio")]
+    for name in set().union(*map(document().fields, kinds)) - {"role", "content"}:
+        body = {"model": "toy", "max_tokens": 1, "messages": [{"role": "assistant", "content": "Hi", name: "x"}, HELLO]}
+        assert "Unrecognized" not in httpx2.post(f"{url}/v1/chat/completions", json=body).text, name
+    for name in document().fields(parts[0]) - {"type", "text"}:
+        body = {
+            "model": "toy",
+            "max_tokens": 1,
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi", name: {"a": 1}}]}],
+        }
+        assert httpx2.post(f"{url}/v1/chat/completions", json=body).status_code == 200, name
+    items = set().union(*map(document().fields, ("EasyInputMessage", "InputMessage", "OutputMessage"))) - {"role", "content", "type"}
+    item = {"role": "user", "content": "Hi", **dict.fromkeys(items, "x")}
+    assert httpx2.post(f"{url}/v1/responses", json={"model": "toy", "max_output_tokens": 1, "input": [item]}).status_code == 200
 
 
 def test_events_are_read_by_name_and_data() -> None:

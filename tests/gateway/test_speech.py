@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from base64 import b64decode
+from typing import Any
 
 import av
 import httpx2
@@ -122,6 +123,15 @@ async def test_events_hold_the_same_bytes_and_what_they_cost(form: str, toy: ser
     assert told.unspoken > 0, "the toy has no sound for a first word"
     ours = {"unspoken": told.unspoken, "unspoken_words": told.unspoken_words}
     assert done == {"type": "speech.audio.done", "usage": usage, "omnistage": ours}
+
+
+def test_only_events_have_times_of_words_and_only_of_a_pipeline_that_knows_them(url: str) -> None:
+    asked: dict[str, Any] = {"input": TEXT, "timestamp_granularities": ["word"]}
+    for more, words in (({}, "a file of sound has no room"), ({"stream_format": "sse"}, "toy gives text, audio, not 'alignment'")):
+        refused = httpx2.post(f"{url}/v1/audio/speech", json={**asked, **more})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"]) == (400, "timestamp_granularities") and words in error["message"]
+    assert httpx2.post(f"{url}/v1/audio/speech", json={**asked, "timestamp_granularities": []}).status_code == 200
 
 
 def test_events_are_as_the_document_has_them(url: str) -> None:

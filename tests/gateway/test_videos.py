@@ -21,7 +21,7 @@ import pytest
 
 from helpers import servers
 from helpers.gateway import gateway, local_gateway
-from helpers.openai_document import document
+from helpers.openai_document import document, events_of
 from helpers.videos import FRAMES, PROMPT, SEED, SLOW_CHAIN, ask, by, film_job, frames, get, over
 from omnistage.gateway.answering import BrokenOff
 from omnistage.gateway.failure import ApiError
@@ -86,6 +86,22 @@ async def test_a_picture_in_json_begins_it(film_url: str) -> None:
     created = ask(film_url, input_reference={"image_url": URL_OF_SKETCH}).json()
     assert (await over(film_url, created["id"]))["status"] == "completed"
     assert get(film_url, f"/{created['id']}/content").content == frames(shown=int(SKETCH.sum()))
+
+
+async def test_a_seed_comes_back_as_it_was_sent(film_url: str) -> None:
+    """A seed may be written in two ways, and each comes back in its own."""
+    jobs = {seed: ask(film_url, seed=seed).json() for seed in (-1, (1 << 64) - 1, -(1 << 63), 1 << 63, 0)}
+    for seed, job in jobs.items():
+        shown = await over(film_url, job["id"])
+        assert job["seed"] == shown["seed"] == seed
+        assert get(film_url, f"/{job['id']}/content").content == frames(seed % (1 << 64))
+    for seed in (-1, (1 << 64) - 1):
+        asked = {"prompt": "a cat", "seed": seed, "n": 2}
+        assert httpx2.post(f"{film_url}/v1/images/generations", json=asked).json()["seed"] == seed
+        streamed = httpx2.post(f"{film_url}/v1/images/generations", json={**asked, "stream": True, "include_events": True})
+        assert [data["seed"] for _, data in events_of(streamed.text) if data["type"] == "omnistage.usage"] == [seed]
+        streamed = httpx2.post(f"{film_url}/v1/audio/generate", json={"prompt": "rain", "seed": seed, "seconds": 1, "stream_format": "sse"})
+        assert [data["seed"] for _, data in events_of(streamed.text) if data["type"] == "audio.done"] == [seed]
 
 
 async def test_without_a_seed_there_is_one_that_makes_the_same_again(film_url: str) -> None:

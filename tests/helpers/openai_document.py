@@ -37,6 +37,16 @@ class Document:
         media = media_type.replace("/", "~1")
         self._check(value, self._of_its_kind(value, f"#/{place}/responses/200/content/{media}/schema"))
 
+    def fields(self, schema: str) -> set[str]:
+        """The names of all fields that the schema of this name has, in any of its forms."""
+        return self._fields({"$ref": f"#/components/schemas/{schema}"})
+
+    def _fields(self, schema: dict[str, Any]) -> set[str]:
+        if "$ref" in schema:
+            schema = self._at(schema["$ref"])
+        forms = [form for kind in ("allOf", "anyOf", "oneOf") for form in schema.get(kind, ())]
+        return set(schema.get("properties", ())).union(*map(self._fields, forms))
+
     def _of_its_kind(self, value: object, pointer: str) -> str:
         """Says what is wrong by the schema that has the type of this event, among the schemas of all events."""
         schema = self._at(pointer)

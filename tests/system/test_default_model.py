@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from base64 import b64decode
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import numpy as np
 import openai
 import pytest
@@ -14,11 +17,13 @@ import pytest_asyncio
 
 from benchmarks.asr import recognise, recogniser, word_error_rate
 from helpers import lengths
-from helpers.gateway import gateway
+from helpers.gateway import gateway, local_gateway
+from helpers.openai_document import events_of
 from omnistage.cli.stack.pipelines import Choice, layout_of
 from omnistage.cli.stack.stack import Stack
 from omnistage.client import AsyncOmni
 from omnistage.client.answer import Answer
+from omnistage.client.files import to_pcm16
 from omnistage.models.text.thinker import USUAL_TOKENS
 
 QUESTIONS = ("How do plants make food?", "What is a river?", "Why should I drink water?")
@@ -105,3 +110,37 @@ async def test_say_speaks_exactly_this_text(address: str) -> None:
         answer = await omni.say(text)
     assert answer.text == text
     await check_heard(answer)
+
+
+async def test_events_of_speech_over_http_have_the_times_of_words_that_python_gives(address: str) -> None:
+    """No later than their sound, which is the same as without them."""
+    text = "Dr. Lee came on March 3, 1999: **nobody** was at home."
+    async with AsyncOmni(address=address) as omni:
+        said = await omni.say(text, outputs=["text", "audio", "alignment"], sample_rate_hz=24_000)
+    assert said.audio is not None and len(said.words) > 5
+    async with local_gateway(address) as (url, _), httpx2.AsyncClient(base_url=url, timeout=60) as client:
+        for granularities in (["word"], None):
+            body = {"input": text, "response_format": "pcm", "stream_format": "sse", "timestamp_granularities": granularities}
+            words, samples = list[dict[str, Any]](), b""
+            for _, event in events_of((await client.post("/v1/audio/speech", json=body)).text):
+                if event["type"] == "omnistage.words":
+                    words += event["words"]
+                    assert min(word["begin_s"] for word in event["words"]) >= len(samples) / 2 / 24_000
+                elif event["type"] == "speech.audio.delta":
+                    samples += b64decode(event["audio"])
+            assert samples == to_pcm16(said.audio.samples)
+            assert words == ([asdict(word) for word in said.words] if granularities else [])
+
+
+async def test_completions_have_the_logprobs_of_chat(address: str) -> None:
+    common = {"model": "smol", "max_tokens": 6, "temperature": 0}
+    async with local_gateway(address) as (url, _), httpx2.AsyncClient(base_url=url, timeout=60) as client:
+        of_chat = {"messages": [{"role": "user", "content": QUESTIONS[0]}], "logprobs": True, "top_logprobs": 2}
+        rows = (await client.post("/v1/chat/completions", json={**common, **of_chat})).json()["choices"][0]["logprobs"]["content"]
+        (choice,) = (await client.post("/v1/completions", json={**common, "prompt": QUESTIONS[0], "logprobs": 2})).json()["choices"]
+    assert choice["logprobs"]["tokens"] == [row["token"] for row in rows] and "".join(choice["logprobs"]["tokens"]) == choice["text"]
+    assert choice["logprobs"]["token_logprobs"] == [row["logprob"] for row in rows]
+    tops = [{one["token"]: one["logprob"] for one in row["top_logprobs"]} for row in rows]
+    assert choice["logprobs"]["top_logprobs"] == tops and all(len(top) == 2 for top in tops)
+    begins = [len("".join(choice["logprobs"]["tokens"][:number])) for number in range(6)]
+    assert choice["logprobs"]["text_offset"] == begins

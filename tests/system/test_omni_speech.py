@@ -290,7 +290,7 @@ def test_a_talk_over_http(qwen3_house: Fleet, tmp_path: Path, seed: int) -> None
         openai.OpenAI(base_url=f"http://{door.address}/v1", api_key="test", max_retries=0) as client,
     ):
         assert [model.id for model in client.models.list()] == [FAMILY.name]
-        assert set(httpx2.get(f"http://{door.address}/v1/audio/voices").json()["voices"]) == VOICES
+        assert set(httpx2.get(f"http://{door.address}/v1/audio/voices").json()["names"]) == VOICES
         heard = client.chat.completions.create(model=FAMILY.name, messages=turns, **drawn, **spoken).choices[0].message.audio
         assert heard is not None
         assert (heard.transcript, base64.b64decode(heard.data)) == (same.text, to_pcm16(same.audio.samples))

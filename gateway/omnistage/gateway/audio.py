@@ -5,18 +5,20 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import Field
 from starlette.responses import Response
 
-from omnistage.client.events import AudioChunk, Done, Event, Failover, Progress
+from omnistage.client.events import Alignment, AudioChunk, Done, Event, Failover, Progress
 from omnistage.client.files import channels_of
 from omnistage.gateway.accounts import Events
 from omnistage.gateway.answering import Pieces, as_event, stream_response
 from omnistage.gateway.body import Body, Ignored, Seed, Voice, body_with, bounds_of, drawing_body, new_router
 from omnistage.gateway.door import HttpCall, ThisCall
-from omnistage.gateway.failure import fields_of
+from omnistage.gateway.failure import fields_of, invalid
 from omnistage.gateway.offer import SOUND, SPEAK
 from omnistage.gateway.report import account_fields, failover_fields, speech_usage, unspoken_fields
 from omnistage.gateway.sound import MEDIA_TYPES, RATE_HZ, RAW, Encoder, check_format, new_encoder
@@ -29,8 +31,15 @@ SPEECH_FIELDS = fields_of("speech", "input")
 SOUND_FIELDS = fields_of("sounds", "prompt")
 """The same for sound of a prompt."""
 
+OUTPUTS_WITH_WORDS = ("text", "audio", "alignment")
+"""The text is among them because words come without their characters otherwise."""
+
 FIXED_RATE = (*RAW, "opus")
 """Formats that are made at `RATE_HZ`, whatever the model's rate is: nothing in raw samples says the rate, and Opus has few rates."""
+
+
+WORD_TIMES = "timestamp_granularities"
+MAX_GRANULARITIES = 8
 
 
 class SpeechBody(body_with(Body, "speed", "profile", "sample_rate_hz")):  # type: ignore[misc]  # A class that is made when this runs.
@@ -39,6 +48,7 @@ class SpeechBody(body_with(Body, "speed", "profile", "sample_rate_hz")):  # type
     voice: Voice | None = None
     response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = "mp3"
     stream_format: Literal["audio", "sse"] = "audio"
+    timestamp_granularities: Annotated[list[Literal["word"]], Field(max_length=MAX_GRANULARITIES)] | None = None
     instructions: Ignored = None
     seed: Seed | None = None
     markdown: bool | None = None
@@ -82,8 +92,10 @@ async def _pieces(events: Events, form: str, write: PieceWriter) -> Pieces:
 
 
 def _speech_event(piece: bytes | Event) -> bytes:
-    """A server-sent event with a piece of speech, or at the end with the usage and the text that was not spoken."""
+    """A server-sent event with a piece of speech, the times of words, or at the end the usage and the text that was not spoken."""
     match piece:
+        case Alignment():
+            return as_event({"type": "omnistage.words", "words": [asdict(word) for word in piece.words]})
         case bytes():
             return as_event({"type": "speech.audio.delta", "audio": base64.b64encode(piece).decode()})
         case Done():
@@ -92,8 +104,8 @@ def _speech_event(piece: bytes | Event) -> bytes:
     return b""
 
 
-def _sound_event(piece: bytes | Event) -> bytes:
-    """A server-sent event with a piece of the sound, its progress, a lost server, or at the end the account."""
+def _sound_event(seed: int | None, piece: bytes | Event) -> bytes:
+    """A server-sent event with a piece of the sound, its progress, a lost server, or at the end the account. seed: the client's."""
     match piece:
         case bytes():
             return as_event({"type": "audio.delta", "audio": base64.b64encode(piece).decode()})
@@ -102,7 +114,7 @@ def _sound_event(piece: bytes | Event) -> bytes:
         case Failover():
             return as_event({"type": "omnistage.failover", **failover_fields(piece)})
         case Done():
-            return as_event({"type": "audio.done", **account_fields(piece)})
+            return as_event({"type": "audio.done", **account_fields(piece, seed)})
     return b""
 
 
@@ -115,12 +127,18 @@ async def speech(call: ThisCall, body: SpeechBody) -> Response:
     call.account.fields = SPEECH_FIELDS
     rate_hz: int | None = body.sample_rate_hz
     check_format(body.response_format, rate_hz or 0, FORMAT)
+    if body.timestamp_granularities and body.stream_format != "sse":
+        hint = "Ask with stream_format: sse, whose events hold the bytes of the same file."
+        raise invalid(WORD_TIMES, "a file of sound has no room for the times of words", hint)
+    if body.timestamp_granularities:
+        call.account.fields = {**SPEECH_FIELDS, "outputs": WORD_TIMES}
     if rate_hz is None and body.response_format in FIXED_RATE:
         rate_hz = RATE_HZ
     options = body.same_options | {
         "pipeline": await call.door.offer.pipeline_that_can(SPEAK, body.model),
         "voice": await call.door.offer.voice(body.voice),
         "sample_rate_hz": rate_hz,
+        "outputs": OUTPUTS_WITH_WORDS if body.timestamp_granularities else None,
     }
     return await _respond(call, body, call.ask(call.omni.stream_say, body.input, **options), _speech_event)
 
@@ -135,4 +153,4 @@ async def generate(call: ThisCall, body: SoundRequest) -> Response:
         "begin_s": body.begin_s or None,
         "outputs": ["audio", "progress"] if body.stream_format == "sse" else ["audio"],
     }
-    return await _respond(call, body, call.ask(call.omni.stream_sound, body.prompt, **options), _sound_event)
+    return await _respond(call, body, call.ask(call.omni.stream_sound, body.prompt, **options), partial(_sound_event, body.seed))

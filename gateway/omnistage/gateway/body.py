@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -58,8 +58,34 @@ SCHEMAS = {"schema", "parameters"}
 """Fields with a JSON schema."""
 
 
+NO_NUMBER = object()
+"""Stands for a truth value in the place of a number, which pydantic would take for 0 or 1, so that it is refused."""
+
+
+def _number_types(annotation: Any) -> frozenset[type]:
+    """Those of bool, int and float of which the value of a field, or an item of its list, may be."""
+    kind = annotation if isinstance(annotation, type) else type(annotation)  # The annotation may be a value, of a Literal.
+    return frozenset({kind} & {bool, int, float}).union(*map(_number_types, get_args(annotation)))
+
+
+@cache
+def _numbers_of(body: type[BaseModel]) -> dict[str, frozenset[type]]:
+    """By the name of each field of a body: see `_number_types`."""
+    return {name: _number_types(field.annotation) for name, field in body.model_fields.items()}
+
+
+def _as_number(value: Any, types: frozenset[type]) -> Any:
+    """The value of a field as JSON means it: 12.0 is a whole number there, and true is no number. types: as `_number_types` has them."""
+    if isinstance(value, list):
+        return [_as_number(item, types) for item in value] if types else value
+    if isinstance(value, bool):
+        return NO_NUMBER if types and bool not in types else value
+    return int(value) if isinstance(value, float) and value.is_integer() and types == {int} else value
+
+
 class Body(BaseModel):
-    """The body of a request. An unknown field is refused, as OpenAI does. A field that is null counts as not given, wherever it is."""
+    """The body of a request. An unknown field is refused, as OpenAI does. A field that is null counts as not given, wherever it is. A
+    whole number may be written with a fraction of zero, and a truth value is no number."""
 
     model_config = ConfigDict(extra="forbid", strict=False)
     _media: ClassVar[tuple[str, ...]] = ()
@@ -67,9 +93,9 @@ class Body(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _check_size(cls, body: object) -> object:
+    def _read(cls, body: object) -> object:
         """Refuse too many keys, and too long texts, before the fields are validated: each unknown key would be an error of its own,
-        which takes more than a KiB. Leave out what is null."""
+        which takes more than a KiB. Leave out what is null, and read numbers as JSON means them."""
         if not isinstance(body, dict):
             return body
         for name, value in body.items():
@@ -77,12 +103,15 @@ class Body(BaseModel):
                 raise invalid(name, f"has {len(value)} characters of text; at most {MAX_TEXT_CHARACTERS} are allowed")
         limit_keys(body, MAX_KEYS)
         # A null in an unknown field stays, so that the field is refused.
-        return {name: _without_nulls(name, value) for name, value in body.items() if value is not None or name not in cls.model_fields}
+        values = {name: _without_nulls(name, value) for name, value in body.items() if value is not None or name not in cls.model_fields}
+        types = _numbers_of(cls)
+        return {name: _as_number(value, types.get(name, frozenset())) for name, value in values.items()}
 
     @property
     def same_options(self) -> dict[str, Any]:
         """The fields that have the name of an option of the client library, with their values; None: the request does not have it."""
-        return {name: getattr(self, name) for name in type(self).model_fields if name in OPTIONS}
+        options = {name: getattr(self, name) for name in type(self).model_fields if name in OPTIONS}
+        return options if options.get("seed") is None else options | {"seed": seed_of(options["seed"])}
 
 
 def _without_nulls(name: str, value: Any) -> Any:
@@ -103,6 +132,12 @@ class StrictBody(Body):
 def seed_of(seed: int) -> int:
     """The seed to send to a pipeline, 0 or more: a seed below zero counts back from the largest seed, so -1 is the largest."""
     return seed & MAX_SEED
+
+
+def shown_seed(seed: int, client_seed: int | None) -> int:
+    """A pipeline's seed in an answer: below zero if the client gave one below zero, so that its own seed comes back as it was sent.
+    client_seed: None: it gave none."""
+    return seed - (MAX_SEED + 1) if client_seed is not None and client_seed < 0 and seed > MAX_SEED >> 1 else seed
 
 
 def _voice_name(voice: object) -> object:
@@ -151,7 +186,7 @@ def _kind_of(name: str) -> Any:
 
 
 Voice = Annotated[str, BeforeValidator(_voice_name, json_schema_input_type=str | dict[str, str])]
-Seed = Annotated[int, Field(ge=-(1 << 63), le=MAX_SEED), AfterValidator(seed_of)]
+Seed = Annotated[int, Field(ge=-(1 << 63), le=MAX_SEED)]
 Ignored = Annotated[Any, Field(description="Taken, and means nothing here."), BeforeValidator(_dropped)]
 Refused = Annotated[Any, Field(description="Refused, if something is in it."), BeforeValidator(_refused)]
 PipelineOptions = Annotated[dict[str, bool | int | float | str], BeforeValidator(value_of_json), Field(max_length=MAX_OPTIONS)]

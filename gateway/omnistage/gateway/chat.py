@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
@@ -34,7 +34,7 @@ from omnistage.gateway.body import (
 from omnistage.gateway.door import HttpCall, ThisCall
 from omnistage.gateway.failure import fields_of, invalid
 from omnistage.gateway.kept import new_name
-from omnistage.gateway.messages import turns_of
+from omnistage.gateway.messages import Turn, turns_of
 from omnistage.gateway.report import account_fields, chat_usage, failover_fields, logprobs_of, notes_of, sound_fields
 from omnistage.gateway.sound import RATE_HZ, Encoder, new_encoder
 
@@ -90,19 +90,15 @@ class MediaOptions(StrictBody):
     use_audio_in_video: Annotated[bool | None, Field(description="Films are also heard, unless their part says use_audio.")] = None
 
 
-class ChatRequest(ConversationBody):
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
+class TextBody(ConversationBody):
+    """Fields of chat and of completions: how a text is written."""
+
     stream_options: StreamOptions | None = None
-    modalities: Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=2)] | None = None
-    audio: SpeechOptions | None = None
-    response_format: ResponseFormat | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     presence_penalty: Annotated[float, bounds_of("presence_penalty")] | None = None
     frequency_penalty: Annotated[float, bounds_of("frequency_penalty")] | None = None
     stop: Stops | None = None
-    logprobs: bool | None = None
 
     # Our own options; docs/client.md explains them.
     top_k: int | None = None
@@ -112,6 +108,24 @@ class ChatRequest(ConversationBody):
     ignore_eos: bool | None = None
     regex: str | None = None
     choice: Annotated[list[str], Field(max_length=MAX_TEXTS)] | None = None
+
+    logit_bias: Refused = None
+
+    @property
+    def row_length(self) -> int | None:
+        """How many likeliest tokens a row of logprobs lists; None: there are no rows."""
+        raise NotImplementedError
+
+
+class ChatRequest(TextBody):
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
+    modalities: Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=2)] | None = None
+    audio: SpeechOptions | None = None
+    response_format: ResponseFormat | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+
+    # Our own options.
     speed: float | None = None
     profile: str | None = None
     conversation_id: str | None = None
@@ -123,10 +137,13 @@ class ChatRequest(ConversationBody):
     verbosity: Ignored = None
 
     functions: Refused = None
-    logit_bias: Refused = None
     prediction: Refused = None
     web_search_options: Refused = None
     function_call: ToolChoice = None
+
+    @property
+    def row_length(self) -> int | None:
+        return self.top_logprobs or 0 if self.logprobs else None
 
     @property
     def hears_films(self) -> bool:
@@ -172,10 +189,14 @@ async def _ask_all(call: HttpCall, body: ChatRequest, pipeline: str) -> list[Eve
     turns = await turns_of(body.messages, lambda name: transcripts.get(call.client, name), call.fetch, use_audio=body.hears_films)
     body.messages.clear()  # The turns have what was in them, and go with this call.
     voice = await call.door.offer.voice(body.audio.voice if body.audio else None)
-    options = [options_of(body, pipeline, voice, number) for number in range(body.n or 1)]
-    for number, further_options in enumerate(options[1:], 1):  # To a router, calls with one id are the same request.
-        further_options["request_id"] = f"{call.account.request_id}-{number}"
-    return [call.ask(call.omni.stream_chat, turns, **each) for each in options]
+    return ask_for_each(call, [(turns, options_of(body, pipeline, voice, number)) for number in range(body.n or 1)])
+
+
+def ask_for_each(call: HttpCall, questions: Sequence[tuple[list[Turn], dict[str, Any]]]) -> list[Events]:
+    """The events of each answer to a request. questions: the turns and the options of each."""
+    for number, (_, options) in enumerate(questions[1:], 1):  # To a router, calls with one id are the same request.
+        options["request_id"] = f"{call.account.request_id}-{number}"
+    return [call.ask(call.omni.stream_chat, turns, **options) for turns, options in questions]
 
 
 def _reason(finish_reason: str) -> str:
@@ -183,7 +204,7 @@ def _reason(finish_reason: str) -> str:
     return "length" if finish_reason == "length" else "stop"
 
 
-async def _whole_choice(call: HttpCall, body: ChatRequest, number: int, events: Events) -> tuple[dict[str, Any], Usage]:
+async def whole_choice(call: HttpCall, body: TextBody, number: int, events: Events) -> tuple[dict[str, Any], Usage]:
     """The answer with this number, as one object, and what it cost. events: of the answer."""
     encoder = _new_encoder(body)
     deltas: list[TextDelta] = []
@@ -197,8 +218,8 @@ async def _whole_choice(call: HttpCall, body: ChatRequest, number: int, events: 
         name, expires_at = call.door.transcripts.put(call.host, call.client, answer.text)
         sound = {"id": name, "expires_at": expires_at, "data": data, "transcript": answer.text}
         message |= {"content": None, "audio": sound}
-    rows = [row for delta in deltas for row in logprobs_of(delta, body.top_logprobs or 0)]
-    logprobs = {"content": rows, "refusal": None} if body.logprobs else None
+    rows = [row for delta in deltas for row in logprobs_of(delta, body.row_length or 0)]
+    logprobs = None if body.row_length is None else {"content": rows, "refusal": None}
     reason = _reason(answer.finish_reason)
     choice = {"index": number, "message": message, "finish_reason": reason, "logprobs": logprobs}
     notes = notes_of(answer, names_of(body)["max_tokens"])
@@ -214,9 +235,9 @@ async def _note_text(events: Events, deltas: list[TextDelta]) -> Events:
             yield event
 
 
-def _new_encoder(body: ChatRequest) -> Encoder | None:
+def _new_encoder(body: TextBody) -> Encoder | None:
     """An encoder for the sound of one answer; None: it is not spoken. Raises ApiError for a format that cannot be made here."""
-    return new_encoder(body.sound_format, RATE_HZ, "audio.format") if body.is_spoken else None
+    return new_encoder(body.sound_format, RATE_HZ, "audio.format") if isinstance(body, ChatRequest) and body.is_spoken else None
 
 
 def _sound(answer: Answer, encoder: Encoder) -> str:
@@ -225,13 +246,17 @@ def _sound(answer: Answer, encoder: Encoder) -> str:
 
 
 class ChatStream:
-    """Makes server-sent events of the answers to one request. frame: the fields that all chunks have."""
+    """Makes server-sent events of the answers to one request. frame: the fields that all chunks have. choices: how many answers there
+    are."""
 
-    def __init__(self, call: HttpCall, body: ChatRequest, frame: Mapping[str, Any]) -> None:
+    kind = "chat.completion.chunk"
+    """The field `object` of all chunks."""
+
+    def __init__(self, call: HttpCall, body: TextBody, frame: Mapping[str, Any], choices: int) -> None:
         self._body = body
         self._options = body.stream_options or StreamOptions()
-        self._frame = {**frame, "object": "chat.completion.chunk", **({"usage": None} if self._options.include_usage else {})}
-        self._choices = [_Choice(call, body) for _ in range(body.n or 1)]
+        self._frame = {**frame, "object": self.kind, **({"usage": None} if self._options.include_usage else {})}
+        self._choices = [_Choice(call, body) for _ in range(choices)]
 
     async def pieces(self, events: Numbered) -> Pieces:
         """Yield all server-sent events. events: (number of its answer, event), of all answers."""
@@ -241,7 +266,7 @@ class ChatStream:
                 choice = self._choices[number]
                 match event:
                     case TextDelta():
-                        rows = logprobs_of(event, self._body.top_logprobs or 0) if self._body.logprobs else []
+                        rows = [] if self._body.row_length is None else logprobs_of(event, self._body.row_length)
                         if event.text or rows:
                             yield self._chunk(number, choice.text(event), rows=rows)
                     case ThoughtDelta() if event.text:
@@ -260,15 +285,20 @@ class ChatStream:
                         yield self._chunk(number, choice.delta(), _reason(event.finish_reason))
         if self._options.include_events:
             for number, event in sorted(done.items()):
-                yield self._own_chunk(number, account_fields(event, names_of(self._body)["max_tokens"]))
+                yield self._own_chunk(number, account_fields(event, self._body.seed, names_of(self._body)["max_tokens"]))
         if self._options.include_usage:
-            yield as_event({**self._frame, "choices": [], "usage": chat_usage([event.usage for _, event in sorted(done.items())])})
+            usages = [event.usage for _, event in sorted(done.items())]
+            yield as_event({**self._frame, "choices": [], "usage": chat_usage(usages, self._body.n or 1)})
         yield DONE
 
     def _chunk(self, number: int, delta: Mapping[str, Any], reason: str | None = None, rows: list[dict[str, Any]] | None = None) -> bytes:
         """A chunk for one answer, as a server-sent event. number: of the answer. reason: why it ended; None: it goes on. rows: logprobs."""
+        return as_event({**self._frame, "choices": [self.choice(number, delta, reason, rows)]})
+
+    def choice(self, number: int, delta: Mapping[str, Any], reason: str | None, rows: list[dict[str, Any]] | None) -> dict[str, Any]:
+        """The only entry of `choices` of such a chunk."""
         logprobs = {"content": rows, "refusal": None} if rows else None
-        return as_event({**self._frame, "choices": [{"index": number, "delta": delta, "finish_reason": reason, "logprobs": logprobs}]})
+        return {"index": number, "delta": delta, "finish_reason": reason, "logprobs": logprobs}
 
     def _own_chunk(self, number: int, fields: Mapping[str, Any]) -> bytes:
         """A chunk with fields that OpenAI does not have, as a server-sent event. number: of the answer. fields: the fields."""
@@ -280,7 +310,7 @@ class _Choice:
     """One of the answers while it is streamed. Its methods return the field `delta` of a chunk; `end` returns several. is_heard: whether
     any sound has come."""
 
-    def __init__(self, call: HttpCall, body: ChatRequest) -> None:
+    def __init__(self, call: HttpCall, body: TextBody) -> None:
         self._call = call
         self._name = new_name("audio_")
         self._texts: list[str] = []
@@ -332,7 +362,7 @@ async def chat(call: ThisCall, body: ChatRequest) -> Response:
     name = f"chatcmpl-{call.account.request_id}"
     frame = {"id": name, "created": int(time.time()), "model": body.model, "system_fingerprint": f"{pipeline}-{__version__}"}
     if body.stream:
-        return await stream_response(call.account, ChatStream(call, body, frame).pieces(merge_events(answers)))
-    choices = await run_all([_whole_choice(call, body, number, events) for number, events in enumerate(answers)])
-    usage = chat_usage([usage for _, usage in choices])
+        return await stream_response(call.account, ChatStream(call, body, frame, len(answers)).pieces(merge_events(answers)))
+    choices = await run_all([whole_choice(call, body, number, events) for number, events in enumerate(answers)])
+    usage = chat_usage([usage for _, usage in choices], len(answers))
     return JSONResponse({**frame, "object": "chat.completion", "choices": [choice for choice, _ in choices], "usage": usage})

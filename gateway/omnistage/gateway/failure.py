@@ -41,7 +41,7 @@ RETRY_AFTER_S = 1.0
 MAX_CHARACTERS = 2048
 """The most characters of a message."""
 
-REASONS = {400: "BAD_REQUEST", 413: "BAD_REQUEST", 431: "BAD_REQUEST", 500: "INTERNAL"}
+REASONS = {400: "BAD_REQUEST", 413: "BAD_REQUEST", 415: "BAD_REQUEST", 431: "BAD_REQUEST", 500: "INTERNAL"}
 """By status: the reason of an error that is made without one; for other statuses the reason is the code."""
 
 LIST = "GET /v1/models lists what there is."

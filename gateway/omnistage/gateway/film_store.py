@@ -29,6 +29,7 @@ from omnistage.client import AsyncOmni
 from omnistage.client.events import Done, Event, Progress, VideoDelta
 from omnistage.client.files import FILM_MEDIA_TYPES
 from omnistage.gateway.answering import BrokenOff, Pieces
+from omnistage.gateway.body import seed_of
 from omnistage.gateway.failure import ApiError
 from omnistage.host.errors import StartError
 
@@ -343,7 +344,7 @@ async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
 def ask_for_film(omni: AsyncOmni, prompt: str, picture: bytes | None, options: Mapping[str, Any]) -> AsyncGenerator[Event, None]:
     """The events of a film; the router is asked when the first of them is read. picture: bytes of the file of the first frame; None: there
     is none. Raises OmniError if the client library refuses the options."""
-    return omni.stream_film(prompt, image=picture or (), outputs=["video", "progress"], **options)
+    return omni.stream_film(prompt, image=picture or (), outputs=["video", "progress"], **{**options, "seed": seed_of(options["seed"])})
 
 
 async def make_film(omni: AsyncOmni, job: FilmJob, picture: bytes | None, limit_s: float) -> AsyncGenerator[bytes, None]:

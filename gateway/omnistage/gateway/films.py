@@ -126,7 +126,7 @@ async def _create_job(call: HttpCall, body: FilmRequest, media: Media) -> dict[s
         host=call.host,
         created_at=int(time.time()),
         prompt=body.prompt,
-        options=options,
+        options={**options, "seed": body.seed},  # As the client gave it: the job shows it.
         model=body.model or pipeline or AUTO,
         size=body.size or AUTO,
         seconds=AUTO if seconds is None else f"{seconds:g}",

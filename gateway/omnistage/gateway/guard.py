@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from omnistage.gateway.answering import BrokenOff
 from omnistage.gateway.door import Door, host_of
 from omnistage.gateway.failure import ApiError
 from omnistage.gateway.port import HEAD_BYTES
+from omnistage.gateway.unpacking import Unpacker
 from omnistage.host.addresses import host_and_port, is_loopback, network_of
 from omnistage.host.background import end_tasks
 
@@ -199,8 +201,8 @@ class HttpGuard:
 
 
 class _Body:
-    """Reads and measures a body before anything parses it. max_bytes: its largest allowed size. memory: counts what the request holds, and
-    is to be freed at the end. json: its parsed value; None: it is no JSON."""
+    """Reads, unpacks and measures a body before anything parses it. max_bytes: its largest allowed size, packed and unpacked. memory:
+    counts what the request holds, and is to be freed at the end. json: its parsed value; None: it is no JSON."""
 
     def __init__(self, headers: Headers, max_bytes: int, host: str, ledgers: Sequence[Ledger]) -> None:
         """host: the client for which its memory is counted. ledgers: that of all bodies, and the reserve of small ones. Raises ApiError."""
@@ -209,7 +211,8 @@ class _Body:
         if size > max_bytes:
             raise _too_large(max_bytes)
         kind = headers.get("content-type", "").partition(";")[0].lower()
-        is_small = bool(length) and size <= accounts.SMALL_BYTES
+        self._unpacker = Unpacker(headers.get("content-encoding", ""))
+        is_small = bool(length) and size <= accounts.SMALL_BYTES and not self._unpacker.is_packed
         self.memory = HeldMemory(ledgers if is_small else ledgers[:1], host)
         self._is_json = not kind.strip() or "json" in kind  # A body without a type counts as JSON.
         self._max_bytes = max_bytes
@@ -221,6 +224,8 @@ class _Body:
         """Read the whole body. Returns a `receive` of ASGI, which gives the app the body, and later the message that the client has left.
         Raises ApiError, ClientDisconnect."""
         body = await self._collect(receive)
+        if self._is_json:
+            body = body.removeprefix(codecs.BOM_UTF8)  # Some programs begin a file with it, and send that.
         if self._is_json and body:
             syntax_count = await _apply(_count_syntax, body)
             if syntax_count > MAX_PARTS:
@@ -235,9 +240,9 @@ class _Body:
         return receive_again
 
     async def _collect(self, receive: Receive) -> bytes:
-        """Receive all pieces of the body, and count their memory. Raises ApiError, ClientDisconnect."""
+        """Receive all pieces of the body, unpack them, and count their memory. Raises ApiError, ClientDisconnect."""
         pieces: list[bytes] = []
-        size, has_more = 0, True
+        packed_size, size, has_more = 0, 0, True
         deadline_s = time.monotonic() + BODY_LIMIT_S
         while has_more:
             try:
@@ -247,13 +252,18 @@ class _Body:
                 raise ApiError(408, f"the body did not arrive within {BODY_LIMIT_S:g} s", code="timeout") from None
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
-            piece = message.get("body", b"")
-            size += len(piece)
-            if size > self._max_bytes:
-                raise _too_large(self._max_bytes)
-            self.memory.take(len(piece))
-            pieces.append(piece)
+            packed_size += len(message.get("body", b""))
+            for piece in self._unpacker.unpack(message.get("body", b"")):
+                size += len(piece)
+                if max(size, packed_size) > self._max_bytes:
+                    raise _too_large(self._max_bytes)
+                self.memory.take(len(piece))
+                pieces.append(piece)
+                if self._unpacker.is_packed:
+                    await asyncio.sleep(0)  # Other requests have their turn: unpacking takes longer than receiving.
             has_more = message.get("more_body", False)
+        if packed_size:
+            self._unpacker.check_end()
         return b"".join(pieces)
 
     def give_up(self, copied_bytes: int) -> None:
@@ -346,6 +356,9 @@ def _count_syntax(body: bytes) -> int:
 def _parse_json(body: bytes) -> Any:
     """Parse JSON. Python's own parser is not used: it accepts much that is no JSON, such as NaN, or halves of UTF-16 pairs, which no
     text can hold. Raises ApiError."""
+    if b"\0" in body[:4]:  # No JSON in UTF-8 has a zero, and each in UTF-16 or UTF-32 has one here (RFC 4627, section 3).
+        hint = "Send it in UTF-8."
+        raise ApiError(400, "the body is UTF-16 or UTF-32, and JSON is UTF-8", code="invalid_json", hint=hint)
     try:
         return from_json(body, allow_inf_nan=False)
     except ValueError as error:

@@ -20,8 +20,18 @@ PARTS = ("text", *URLS, "input_audio", "refusal")
 MAX_PARTS = max_count("Message.parts")
 """The most parts of all messages together: no router takes more."""
 
-KEYS = ("role", "content", "name", "refusal", "annotations", "audio", "function_call", "tool_calls", "reasoning_content")
-"""The keys that a message may have."""
+THOUGHTS = ("reasoning_content", "reasoning")
+"""The keys of a thought before an answer, which is no part of the conversation: ours, and that of other servers."""
+
+IGNORED = ("name", "annotations", "cache_control", "extra_content", "id", "parsed", "provider_specific_fields", "reasoning_details")
+"""Keys of a message that change nothing. Clients send them, or send back what some server put into its answer. A `name` tells speakers of
+one role apart, for whom no model here has a place in its prompt."""
+
+IGNORED_OF_PARTS = ("annotations", "cache_control", "logprobs", "prompt_cache_breakpoint")
+"""The same of a part."""
+
+KEYS = ("role", "content", "refusal", "audio", "function_call", "tool_calls", "tool_call_id", *THOUGHTS, *IGNORED)
+"""The keys that a message may have. Tools are refused in words of their own."""
 
 Turn = dict[str, Any]
 
@@ -64,26 +74,25 @@ def _characters(turn: Turn) -> int:
 
 def _turn(message: Mapping[str, Any], field: str, transcript_of: Callable[[str], str | None]) -> Turn:
     """The turn for one message; its media are not fetched yet. Raises ApiError."""
-    check_keys(message, (*KEYS, "tool_call_id"), field)  # That one is refused below, in words of its own.
+    check_keys(message, KEYS, field)
+    check_name(message, field)
     if message.get("role") in ("tool", "function"):
         raise unsupported_error(f"{field}.role", f"is {message['role']}, and nothing here calls tools yet")
     for key in ("tool_calls", "function_call", "tool_call_id"):
         if message.get(key):
             raise unsupported_error(f"{field}.{key}", "nothing here calls tools yet; leave it out")
-    thought = message.get("reasoning_content")
-    _check_thought(thought, message.get("role"), f"{field}.reasoning_content")
-    # The thoughts before an earlier answer are no part of the conversation.
-    turn = {key: value for key, value in message.items() if key not in ("audio", "tool_call_id", "reasoning_content")}
+    for key in THOUGHTS:
+        _check_thought(message.get(key), message.get("role"), f"{field}.{key}")
+    turn = {key: value for key, value in message.items() if key not in ("audio", "tool_call_id", *THOUGHTS, *IGNORED)}
     if message.get("audio"):
         turn["content"] = message.get("content") or _earlier_text(message["audio"], f"{field}.audio", transcript_of)
     turn.setdefault("content", None)
     if turn["content"] is None and turn.get("refusal"):
         turn["content"] = turn.pop("refusal")
-    if turn["content"] is None and thought is not None:  # Clients make such a message of a stream that has thoughts and no text.
-        turn["content"] = ""
+    if turn["content"] is None and any(message.get(key) is not None for key in THOUGHTS):
+        turn["content"] = ""  # Clients make such a message of a stream that has thoughts and no text.
     if isinstance(turn["content"], list):
-        for j, part in enumerate(turn["content"]):
-            _check_part(part, f"{field}.content[{j}]")
+        turn["content"] = [_checked_part(part, f"{field}.content[{j}]") for j, part in enumerate(turn["content"])]
     return turn
 
 
@@ -103,6 +112,12 @@ def check_keys(message: Mapping[str, Any], keys: Sequence[str], field: str) -> N
     unknown = next((key for key in message if key not in keys), None)
     if unknown is not None:
         raise unrecognized_error(f"{field}.{unknown}"[:256])
+
+
+def check_name(message: Mapping[str, Any], field: str) -> None:
+    """Raises ApiError for a name of a speaker that is no text. field: the name of the message in the request."""
+    if not isinstance(message.get("name"), str | None):
+        raise invalid(f"{field}.name", "must be text")
 
 
 def _check_thought(thought: object, role: object, field: str) -> None:
@@ -128,11 +143,12 @@ def _earlier_text(audio: object, field: str, transcript_of: Callable[[str], str 
     return words
 
 
-def _check_part(part: object, field: str) -> None:
-    """Raises ApiError if clients may not send parts of this kind."""
+def _checked_part(part: object, field: str) -> dict[str, Any]:
+    """The part without keys that change nothing. Raises ApiError if clients may not send parts of this kind."""
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind not in PARTS:
+    if not isinstance(part, Mapping) or kind not in PARTS:
         raise invalid(f"{field}.type", f"is {str(kind)[:64]!r}; give {', '.join(PARTS[:-1])} or {PARTS[-1]}")
+    return {key: value for key, value in part.items() if key not in IGNORED_OF_PARTS}
 
 
 async def _fetch_part(part: Mapping[str, Any], field: str, fetch: Fetch) -> object:

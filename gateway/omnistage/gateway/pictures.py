@@ -23,7 +23,7 @@ from omnistage.client.events import Done, Failover, Picture, Progress, Usage
 from omnistage.client.options import OPTIONS
 from omnistage.gateway.accounts import Events
 from omnistage.gateway.answering import Pieces, as_event, stream_response
-from omnistage.gateway.body import Body, Ignored, drawing_body, form_of, is_form, new_router, validate_body, value_of_json
+from omnistage.gateway.body import Body, Ignored, drawing_body, form_of, is_form, new_router, shown_seed, validate_body, value_of_json
 from omnistage.gateway.door import HttpCall, ThisCall
 from omnistage.gateway.failure import ApiError, fields_of, invalid
 from omnistage.gateway.fetching import Fetch
@@ -249,7 +249,7 @@ def _response(answer: Answer, body: PictureRequest, url_of: Callable[[Picture], 
         **({"output_format": _format(first)} if first else {}),
         **({"size": body.size} if sides_of(body.size) else {}),
         "usage": picture_usage(answer.usage),
-        "seed": answer.seed,
+        "seed": shown_seed(answer.seed, body.seed),
         **({"notes": list(answer.notes)} if answer.notes else {}),
     }
     return JSONResponse(fields)
@@ -295,7 +295,7 @@ async def _events(events: Events, body: PictureRequest, event_name: str) -> Piec
                     if finished is not None:
                         yield _completed_event(finished, body, event_name, event.usage)
                     if body.include_events:
-                        yield _event("omnistage.usage", account_fields(event))
+                        yield _event("omnistage.usage", account_fields(event, body.seed))
 
 
 def _completed_event(picture: Picture, body: PictureRequest, event_name: str, usage: Usage | None = None) -> bytes:

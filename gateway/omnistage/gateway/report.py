@@ -10,6 +10,7 @@ from typing import Any
 from omnistage.client.answer import Answer
 from omnistage.client.events import AudioChunk, Done, Failover, TextDelta, Usage
 from omnistage.client.remarks import end_notes
+from omnistage.gateway.body import shown_seed
 
 TALKER, ALIGNMENT = "talker", "alignment"
 
@@ -21,16 +22,16 @@ def audio_tokens(usage: Usage) -> int:
     return sum(count for items in items_by_port for port, count in items.items() if port != ALIGNMENT)
 
 
-def chat_usage(usages: Sequence[Usage]) -> dict[str, Any]:
-    """The usage of the answers to one request, in chat's shape: the prompt counts once."""
-    prompt = next((usage.prompt_tokens for usage in usages if usage.prompt_tokens is not None), 0)
+def chat_usage(usages: Sequence[Usage], answers: int) -> dict[str, Any]:
+    """The usage of the answers to one request, in chat's shape. answers: how many there are to each prompt, which counts once."""
+    prompt = sum(usage.prompt_tokens or 0 for usage in usages[::answers])
     text, sound = sum(usage.completion_tokens or 0 for usage in usages), sum(map(audio_tokens, usages))
     thought = sum(usage.thought_tokens for usage in usages)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": text + sound,
         "total_tokens": prompt + text + sound,
-        "prompt_tokens_details": {"cached_tokens": usages[0].cached_tokens if usages else 0},
+        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in usages[::answers])},
         "completion_tokens_details": {
             "text_tokens": text - thought,
             "audio_tokens": sound,
@@ -108,8 +109,8 @@ def notes_of(product: Answer | Done, limit_name: str = "max_tokens") -> list[str
     return [*product.usage.notes, *end_notes(product, f"a higher {limit_name}")]
 
 
-def account_fields(done: Done, limit_name: str = "max_tokens") -> dict[str, Any]:
-    """Fields of the server's account of an answer. limit_name: as in `notes_of`."""
+def account_fields(done: Done, seed: int | None, limit_name: str = "max_tokens") -> dict[str, Any]:
+    """Fields of the server's account of an answer. seed: the client's, see `shown_seed`. limit_name: as in `notes_of`."""
     usage = done.usage
     times = {
         "queued_s": usage.queued_s,
@@ -121,7 +122,7 @@ def account_fields(done: Done, limit_name: str = "max_tokens") -> dict[str, Any]
         "drew": usage.drew,
         "stages": [{name: getattr(report, name) for name in REPORTED} for report in usage.stages],
     }
-    return {"usage": times, "session_id": done.session_id, "seed": done.seed, "pipeline": done.pipeline}
+    return {"usage": times, "session_id": done.session_id, "seed": shown_seed(done.seed, seed), "pipeline": done.pipeline}
 
 
 def unspoken_fields(usage: Usage) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from omnistage.gateway.body import MAX_MESSAGES, ConversationBody, Ignored, Refu
 from omnistage.gateway.door import HttpCall, ThisCall
 from omnistage.gateway.failure import ApiError, fields_of, invalid, unsupported_error
 from omnistage.gateway.kept import new_name
-from omnistage.gateway.messages import Turn, check_keys, with_fetched
+from omnistage.gateway.messages import Turn, check_keys, check_name, with_fetched
 from omnistage.gateway.report import logprobs_of, notes_of, response_usage
 
 FIELDS = fields_of("responses", "input", {"thinker.constraint": "text.format"})
@@ -77,6 +77,7 @@ class ResponsesRequest(ConversationBody):
     metadata: Metadata | None = None
     seed: Annotated[Seed | None, Field(description="Ours: the same seed gives the same answer.")] = None
 
+    client_metadata: Ignored = None
     max_tool_calls: Ignored = None
     reasoning: Ignored = None
     truncation: Ignored = None
@@ -92,7 +93,7 @@ class ResponsesRequest(ConversationBody):
         return LOGPROBS in (self.include or ())
 
 
-KEYS = ("type", "role", "content", "id", "status", "phase")
+KEYS = ("type", "role", "content", "id", "status", "phase", "name")
 """The keys that a message may have."""
 REASONING = "reasoning"
 """The type of an item with the thoughts before an answer; they are no part of the conversation."""
@@ -142,6 +143,7 @@ def _turn(item: Mapping[str, Any], field: str) -> Turn:
     if kind != "message":
         raise unsupported_error(f"{field}.type", f"is {str(kind)[:64]!r}; nothing here takes items other than messages yet")
     check_keys(item, KEYS, field)
+    check_name(item, field)
     content = item.get("content")
     if isinstance(content, list):
         content = [_part(part, f"{field}.content[{j}]") for j, part in enumerate(content)]

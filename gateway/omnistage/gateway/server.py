@@ -6,17 +6,19 @@ import asyncio
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 
 import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp
 
 from omnistage.client import __version__
 from omnistage.client.errors import OmniError
-from omnistage.gateway import audio, chat, films, page, pictures, responses, state
+from omnistage.gateway import audio, chat, completions, films, page, pictures, responses, state
 from omnistage.gateway.accounts import GatewayMetrics, HttpAccount
 from omnistage.gateway.answering import BrokenOff
 from omnistage.gateway.door import Door
@@ -86,6 +88,9 @@ async def serve_gateway(settings: GatewaySettings, credentials: process.Credenti
     await process.serve(settings, service, listener, metrics.registry, {"kind": "gateway", "model": ""})
 
 
+ENDPOINTS = (chat, completions, responses, audio, pictures, films, state, page)
+"""The modules of all endpoints."""
+
 LATER = {"/v1/audio/transcriptions": "transcription", "/v1/audio/translations": "translation", "/v1/realtime": "realtime"}
 """Endpoints of OpenAI that the gateway does not have yet, and their names in errors."""
 
@@ -95,7 +100,7 @@ def new_app(door: Door) -> ASGIApp:
     summary = "Omni-modality models behind OpenAI's interface."
     app = FastAPI(title="omnistage", version=__version__, summary=summary, openapi_url=None, redirect_slashes=False)
     app.state.door = door
-    for endpoints in (chat, responses, audio, pictures, films, state, page):
+    for endpoints in ENDPOINTS:
         app.include_router(endpoints.router)
     for kind in (RequestValidationError, HTTPException, ApiError, OmniError, Exception):
         app.add_exception_handler(kind, _answer_error)
@@ -109,13 +114,13 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     account: HttpAccount = request.state.account
     if isinstance(error, BrokenOff):  # The connection is broken off, so nobody reads an answer.
         return Response(status_code=499)
-    failure = _failure_of(error, request.method, request.scope["path"], account.fields)
+    failure = _failure_of(error, request, account.fields)
     account.note_failure(failure)
     return failure.response
 
 
-def _failure_of(error: Exception, method: str, path: str, fields: Mapping[str, str]) -> ApiError:
-    """The answer to a request that ended with an error. method, path: of the request. fields: as in `of_omni`."""
+def _failure_of(error: Exception, request: Request, fields: Mapping[str, str]) -> ApiError:
+    """The answer to a request that ended with an error. fields: as in `of_omni`."""
     match error:
         case ApiError():
             return error
@@ -124,7 +129,7 @@ def _failure_of(error: Exception, method: str, path: str, fields: Mapping[str, s
         case RequestValidationError():
             return of_validation(error)
         case HTTPException():
-            return _of_fastapi(error, method, path)
+            return _of_fastapi(error, request.method, request.scope["path"])
     return BUG
 
 
@@ -134,7 +139,33 @@ def _of_fastapi(error: HTTPException, method: str, path: str) -> ApiError:
     if error.status_code == 404 and later is not None:
         return ApiError(404, f"{later} is not offered yet", code="not_offered")
     if error.status_code == 404:
-        return ApiError(404, f"Unknown request URL: {method} {path[:256]}", code="unknown_url")
+        address = _similar_path(path)
+        advice, hint = (f"; did you mean {address}?", OF_CLIENTS) if address else ("", "GET /openapi.json has all addresses.")
+        return ApiError(404, f"Unknown request URL: {method} {path[:256]}{advice}", code="unknown_url", hint=hint)
     if error.status_code == 405:
         return ApiError(405, f"{method} is not for {path[:256]}", code="method_not_supported", headers=error.headers)
     return ApiError(error.status_code, str(error.detail), code="invalid_body")
+
+
+OF_CLIENTS = "Clients of OpenAI's interface need a base URL that ends with /v1: this gateway's address, then /v1."
+
+MAX_PARTS = 4
+"""The most parts of an address."""
+
+LIKENESS = 0.8
+"""How similar, of 1, a misspelt address must be to one that there is."""
+
+
+def _similar_path(path: str) -> str:
+    """The address that was probably meant: the longest end of the path that is an address, or is one below /v1; otherwise an address of
+    almost the same spelling. Empty: there is none."""
+    routes = [route for endpoints in ENDPOINTS for route in endpoints.router.routes if isinstance(route, Route)]
+    parts = [part for part in path[:256].split("/") if part][-MAX_PARTS:]
+    for begin in range(len(parts)):
+        end = "/" + "/".join(parts[begin:])
+        for address in (end, f"/v1{end}"):
+            scope = {"type": "http", "method": "GET", "path": address}
+            if address != path and (address in LATER or any(route.matches(scope)[0] is not Match.NONE for route in routes)):
+                return address
+    names = [route.path for route in routes if "{" not in route.path]
+    return next(iter(get_close_matches("/" + "/".join(parts), names, 1, LIKENESS)), "")

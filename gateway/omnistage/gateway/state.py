@@ -20,6 +20,7 @@ from omnistage.gateway.answering import EVENTS
 from omnistage.gateway.body import new_router
 from omnistage.gateway.door import Door, ThisDoor
 from omnistage.gateway.failure import ApiError
+from omnistage.gateway.offer import SPEAK
 from omnistage.gateway.sound import MEDIA_TYPES
 
 router = new_router("")
@@ -43,10 +44,18 @@ async def model(door: ThisDoor, model: str) -> dict[str, Any]:
 
 @router.get("/v1/audio/voices", tags=["models"])
 async def voices(door: ThisDoor) -> dict[str, Any]:
-    """All voices, each with the pipelines that have it."""
+    """All voices, each with the pipelines that have it. Open WebUI and others read `voices`, and there `id` and `name`."""
     pipelines = await door.offer.pipelines()
     names = sorted({voice for one in pipelines for voice in one.voices})
-    return {"object": "list", "data": [_voice(name, pipelines) for name in names], "voices": names}
+    voices = [_voice(name, pipelines) for name in names]
+    return {"object": "list", "data": voices, "voices": voices, "names": names}
+
+
+@router.get("/v1/audio/models", tags=["models"])
+async def speakers(door: ThisDoor) -> dict[str, Any]:
+    """The pipelines that speak a text. Open WebUI lists them, and reads `models`."""
+    models = [_model(one) for one in await door.offer.pipelines() if SPEAK.has(one)]
+    return {"object": "list", "data": models, "models": models}
 
 
 def _voice(name: str, pipelines: Sequence[Pipeline]) -> dict[str, Any]:
@@ -132,6 +141,7 @@ _SOUND = tuple(sorted(set(MEDIA_TYPES.values())))
 
 ALSO: Mapping[str, tuple[str, ...]] = {
     "/v1/chat/completions": (EVENTS,),
+    "/v1/completions": (EVENTS,),
     "/v1/responses": (EVENTS,),
     "/v1/audio/speech": (EVENTS, *_SOUND),
     "/v1/audio/generate": (EVENTS, *_SOUND),
@@ -142,6 +152,7 @@ ALSO: Mapping[str, tuple[str, ...]] = {
 
 EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "/v1/chat/completions": {"model": "smol", "messages": [{"role": "user", "content": "What is a kite?"}], "max_completion_tokens": 48},
+    "/v1/completions": {"model": "smol", "prompt": "What is a kite?", "max_tokens": 48},
     "/v1/responses": {"model": "smol", "input": "What is a kite?", "max_output_tokens": 48},
     "/v1/audio/speech": {"model": "tts-1", "voice": "alloy", "input": "Good morning."},
     "/v1/audio/generate": {"prompt": "rain on a tin roof", "seconds": 10, "response_format": "flac"},
