@@ -20,6 +20,9 @@ FRESH_S = 1.0
 
 LIST_LIMIT_S = 5.0
 
+OLLAMA_TAG = ":latest"
+"""Ollama's clients put it behind a name without a tag, also where they ask as OpenAI's."""
+
 MAX_PIPELINES = 32
 """The most pipelines that a message lists."""
 
@@ -98,7 +101,8 @@ class Offer:
         return ApiError(404, text, param="model", code="model_not_found", reason="UNKNOWN_MODEL", hint=LIST)
 
     def _find(self, name: str) -> Pipeline | None:
-        return next((one for one in self._pipelines if one.name == name), None)
+        wanted = name.removesuffix(OLLAMA_TAG)
+        return next((one for one in self._pipelines if one.name == wanted), None)
 
     async def _resolved(self, model: str) -> Pipeline | None:
         """The pipeline that a name stands for; a pipeline's own name takes precedence. None: the router chooses. Raises ApiError 404."""

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from omnistage.client import __version__
 from omnistage.client.errors import OmniError
-from omnistage.gateway import audio, chat, films, page, pictures, responses, state
+from omnistage.gateway import audio, chat, films, ollama, page, pictures, responses, state
 from omnistage.gateway.accounts import GatewayMetrics, HttpAccount
 from omnistage.gateway.answering import BrokenOff
 from omnistage.gateway.door import Door
@@ -92,10 +92,10 @@ LATER = {"/v1/audio/transcriptions": "transcription", "/v1/audio/translations": 
 
 def new_app(door: Door) -> ASGIApp:
     """The whole app: all endpoints, with the guard in front of them."""
-    summary = "Omni-modality models behind OpenAI's interface."
+    summary = "Omni-modality models behind the interfaces of OpenAI and Ollama."
     app = FastAPI(title="omnistage", version=__version__, summary=summary, openapi_url=None, redirect_slashes=False)
     app.state.door = door
-    for endpoints in (chat, responses, audio, pictures, films, state, page):
+    for endpoints in (chat, responses, audio, pictures, films, ollama, state, page):
         app.include_router(endpoints.router)
     for kind in (RequestValidationError, HTTPException, ApiError, OmniError, Exception):
         app.add_exception_handler(kind, _answer_error)
@@ -111,7 +111,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
         return Response(status_code=499)
     failure = _failure_of(error, request.method, request.scope["path"], account.fields)
     account.note_failure(failure)
-    return failure.response
+    return failure.response_at(request.scope["path"])
 
 
 def _failure_of(error: Exception, method: str, path: str, fields: Mapping[str, str]) -> ApiError:
@@ -133,6 +133,8 @@ def _of_fastapi(error: HTTPException, method: str, path: str) -> ApiError:
     later = next((name for prefix, name in LATER.items() if path == prefix or path.startswith(f"{prefix}/")), None)
     if error.status_code == 404 and later is not None:
         return ApiError(404, f"{later} is not offered yet", code="not_offered")
+    if error.status_code == 404 and (absence := ollama.absence_at(path)):
+        return ApiError(404, absence, code="not_offered")
     if error.status_code == 404:
         return ApiError(404, f"Unknown request URL: {method} {path[:256]}", code="unknown_url")
     if error.status_code == 405:

@@ -16,10 +16,12 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from omnistage.client.connection import Pipeline
 from omnistage.client.errors import OmniError
+from omnistage.gateway.accounts import ANSWERS
 from omnistage.gateway.answering import EVENTS
 from omnistage.gateway.body import new_router
 from omnistage.gateway.door import Door, ThisDoor
-from omnistage.gateway.failure import ApiError
+from omnistage.gateway.failure import OLLAMA, ApiError
+from omnistage.gateway.ollama import LINES
 from omnistage.gateway.sound import MEDIA_TYPES
 
 router = new_router("")
@@ -126,6 +128,14 @@ ERROR: Mapping[str, Any] = {
     "example": ApiError(400, "temperature: must be at most 2", param="temperature", code="invalid_value").body,
 }
 
+OLLAMA_ERROR: Mapping[str, Any] = {
+    "type": "object",
+    "description": "What went wrong, in Ollama's form.",
+    "required": ["error"],
+    "additionalProperties": False,
+    "properties": {"error": {"type": "string", "minLength": 1}},
+}
+
 _RETRY_AFTER = {"description": "seconds after which to ask again", "schema": {"type": "integer", "minimum": 0}}
 
 _SOUND = tuple(sorted(set(MEDIA_TYPES.values())))
@@ -137,6 +147,8 @@ ALSO: Mapping[str, tuple[str, ...]] = {
     "/v1/audio/generate": (EVENTS, *_SOUND),
     "/v1/images/generations": (EVENTS,),
     "/v1/images/edits": (EVENTS,),
+    "/api/chat": (LINES,),
+    "/api/generate": (LINES,),
 }
 """Media types that an answer may have in addition to JSON, by the path of its endpoint."""
 
@@ -147,6 +159,9 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "/v1/audio/generate": {"prompt": "rain on a tin roof", "seconds": 10, "response_format": "flac"},
     "/v1/videos": {"prompt": "a paper boat on a pond", "size": "832x480", "seconds": 5},
     "/v1/images/generations": {"prompt": "a red circle on a blue background"},
+    "/api/chat": {"model": "smol", "messages": [{"role": "user", "content": "What is a kite?"}]},
+    "/api/generate": {"model": "smol", "prompt": "What is a kite?"},
+    "/api/show": {"model": "smol"},
 }
 
 
@@ -162,7 +177,7 @@ def document(app: FastAPI) -> None:
         components = document_fields.setdefault("components", {})
         for name in ("HTTPValidationError", "ValidationError"):
             components.get("schemas", {}).pop(name, None)
-        components.setdefault("schemas", {})["Error"] = ERROR
+        components.setdefault("schemas", {}).update(Error=ERROR, OllamaError=OLLAMA_ERROR)
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": "Any key: whose the request is."}}
         document_fields["security"] = [{}, {"key": []}]
         return json.dumps(document_fields, separators=(",", ":")).encode()
@@ -181,8 +196,9 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
     """Complete one operation of the document: errors, media types, an example."""
     responses = operation["responses"]
     responses.pop("422", None)
-    if path.startswith("/v1/"):
-        error = {"content": {_JSON: {"schema": {"$ref": "#/components/schemas/Error"}}}}
+    if path.startswith(ANSWERS):
+        name = "OllamaError" if path.startswith(OLLAMA) else "Error"
+        error = {"content": {_JSON: {"schema": {"$ref": f"#/components/schemas/{name}"}}}}
         responses.setdefault("4XX", {"description": "The request is wrong.", **error})
         responses.setdefault("503", {"description": "It passes: ask again.", "headers": {"Retry-After": _RETRY_AFTER}, **error})
         responses.setdefault("500", {"description": "A fault of the server.", **error})
