@@ -309,14 +309,14 @@ async def ollama_models(call: ThisCall) -> dict[str, Any]:
 
 @router.get("/ps")
 async def ollama_running(call: ThisCall) -> dict[str, Any]:
-    """Those of them that can answer now."""
+    """The pipelines that answer in text, if they can do so now."""
     ready = [one for one in await _answering(call.door) if one.state == "ready"]
     return {"models": [{**_facts(one), "expires_at": EXPIRES.isoformat(), "size_vram": 0} for one in ready]}
 
 
 @router.post("/show")
 async def ollama_model(call: ThisCall, body: ModelQuestion) -> dict[str, Any]:
-    """One of them."""
+    """A pipeline that answers in text, and what it can do."""
     asked = body.model or body.name
     if not asked:
         raise ApiError(400, "model: is missing", param="model", code="missing_required_parameter")

@@ -5,6 +5,7 @@ The document there describes what the endpoints take and return, errors and stre
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -16,6 +17,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from omnistage.client.connection import Pipeline
 from omnistage.client.errors import OmniError
+from omnistage.client.options import ABOUT
 from omnistage.gateway.accounts import ANSWERS
 from omnistage.gateway.answering import EVENTS
 from omnistage.gateway.body import new_router
@@ -103,6 +105,9 @@ async def _not_ready(door: Door) -> str:
 
 _JSON = "application/json"
 
+_PYTHON = re.compile(r"[,;:] [^`.;]*(?:`[^`]*`[^`.;]*)+")
+"""Parts of sentences that name something of the client library."""
+
 _TEXT_OR_NOTHING = {"type": ["string", "null"]}
 
 ERROR: Mapping[str, Any] = {
@@ -146,11 +151,11 @@ ALSO: Mapping[str, tuple[str, ...]] = {
     "/v1/audio/speech": (EVENTS, *_SOUND),
     "/v1/audio/generate": (EVENTS, *_SOUND),
     "/v1/images/generations": (EVENTS,),
-    "/v1/images/edits": (EVENTS,),
+    "/v1/images/edits": (_JSON, EVENTS),
     "/api/chat": (LINES,),
     "/api/generate": (LINES,),
 }
-"""Media types that an answer may have in addition to JSON, by the path of its endpoint."""
+"""Media types that an answer may have, in addition to those that FastAPI knows, by the path of its endpoint."""
 
 EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "/v1/chat/completions": {"model": "smol", "messages": [{"role": "user", "content": "What is a kite?"}], "max_completion_tokens": 48},
@@ -175,6 +180,8 @@ def document(app: FastAPI) -> None:
             for operation in operations.values():
                 _complete(path, operation)
         components = document_fields.setdefault("components", {})
+        for schema in components.get("schemas", {}).values():
+            _describe(schema.get("properties", {}))
         for name in ("HTTPValidationError", "ValidationError"):
             components.get("schemas", {}).pop(name, None)
         components.setdefault("schemas", {}).update(Error=ERROR, OllamaError=OLLAMA_ERROR)
@@ -192,8 +199,19 @@ def document(app: FastAPI) -> None:
     app.include_router(document_router)
 
 
+def _describe(fields: dict[str, dict[str, Any]]) -> None:
+    """Give fields that are options of the client library the words that the contract has for them. fields: schemas by name."""
+    for name, schema in fields.items():
+        forms = schema.get("anyOf", [schema])
+        # An object, or words, of an interface is another thing of the same name.
+        if name not in ABOUT or any("$ref" in form or ("enum" in form and not ABOUT[name].allowed) for form in forms):
+            continue
+        default = "" if ABOUT[name].default == "none" else f" Default: {ABOUT[name].default}."
+        schema.setdefault("description", _PYTHON.sub("", ABOUT[name].meaning) + default)
+
+
 def _complete(path: str, operation: dict[str, Any]) -> None:
-    """Complete one operation of the document: errors, media types, an example."""
+    """Complete one operation of the document: errors, media types, words about fields, an example."""
     responses = operation["responses"]
     responses.pop("422", None)
     if path.startswith(ANSWERS):
@@ -205,6 +223,9 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
     content = responses["200"].setdefault("content", {})
     for media_type in ALSO.get(path, ()):
         content.setdefault(media_type, {"schema": {}})
-    body = operation.get("requestBody", {}).get("content", {}).get(_JSON)
+    bodies = operation.get("requestBody", {}).get("content", {})
+    for form in bodies.values():
+        _describe(form["schema"].get("properties", {}))
+    body = bodies.get(_JSON)
     if body is not None and path in EXAMPLES:
         body.setdefault("example", EXAMPLES[path])
