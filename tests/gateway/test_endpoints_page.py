@@ -64,9 +64,9 @@ async def test_its_commands_ask_the_gateway_that_shows_it(url: str) -> None:
         await page.goto(f"{url}/docs")
         await page.locator("article").first.wait_for()
         commands = await page.locator("pre").all_text_contents()
-    told = {one: asked(one) for one in commands if "--output" not in one and "@FILE" not in one}
-    assert len(told) > 20 and all(told.values())
-    models, chat = (json.loads(next(told[one] for one in told if end in one)) for end in ("/v1/models", "/v1/chat/"))
+    answers = {one: asked(one) for one in commands if "--output" not in one and "@FILE" not in one}
+    assert len(answers) > 20 and all(answers.values())
+    models, chat = (json.loads(next(answers[one] for one in answers if end in one)) for end in ("/v1/models", "/v1/chat/"))
     assert models["data"] and "'smol' does not exist here; there are: toy" in chat["error"]["message"]
 
 

@@ -44,9 +44,9 @@ def text_of(line: dict[str, Any]) -> str:
 
 
 def error(answer: httpx2.Response) -> str:
-    told = answer.json()
-    assert told.keys() == {"error"}, told
-    text: str = told["error"]
+    body = answer.json()
+    assert body.keys() == {"error"}, body
+    text: str = body["error"]
     return text
 
 
@@ -58,10 +58,12 @@ def test_an_answer_comes_line_by_line_unless_it_shall_be_whole(url: str, path: s
     assert (end["done"], end["done_reason"], end["eval_count"]) == (True, "stop", formulas.NATURAL_LENGTH)
     for line in (*pieces, end):
         assert line["model"] == ASKED[path]["model"] and datetime.fromisoformat(line["created_at"]).tzinfo
-    whole = httpx2.post(f"{url}{path}", json={**ASKED[path], "stream": False}).json()
-    assert text_of(whole) == TEXT and whole.keys() == end.keys()
-    parts = sum(whole[name] for name in ("load_duration", "prompt_eval_duration", "eval_duration"))
-    assert 0 < parts <= whole["total_duration"] < 60e9 and all(isinstance(whole[name], int) for name in whole if name.endswith("_duration"))
+    answer = httpx2.post(f"{url}{path}", json={**ASKED[path], "stream": False}).json()
+    assert text_of(answer) == TEXT and answer.keys() == end.keys()
+    parts = sum(answer[name] for name in ("load_duration", "prompt_eval_duration", "eval_duration"))
+    assert 0 < parts <= answer["total_duration"] < 60e9 and all(
+        isinstance(answer[name], int) for name in answer if name.endswith("_duration")
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,8 +122,8 @@ def test_models_are_those_that_answer_in_text(url: str, film_url: str) -> None:
 
 def test_openais_clients_may_write_the_tag_too(url: str) -> None:
     assert httpx2.get(f"{url}/v1/models/toy:latest").json()["id"] == "toy"
-    asked = {"model": "toy:latest", "messages": HELLO, "max_tokens": 2}
-    assert httpx2.post(f"{url}/v1/chat/completions", json=asked).status_code == 200
+    body = {"model": "toy:latest", "messages": HELLO, "max_tokens": 2}
+    assert httpx2.post(f"{url}/v1/chat/completions", json=body).status_code == 200
 
 
 REFUSED: list[tuple[str, dict[str, Any], int, str]] = [

@@ -240,17 +240,17 @@ def test_a_text_keeps_to_a_schema(client: openai.OpenAI, model: str) -> None:
 
 def test_ollamas_clients_get_the_same(client: openai.OpenAI, model: str) -> None:
     options: dict[str, Any] = {"seed": 5, "temperature": 1.5}
-    same = client.chat.completions.create(model=model, messages=HELLO, max_tokens=TOKENS, logprobs=True, top_logprobs=3, **options)
-    asked = {"model": model, "stream": False, "options": {**options, "num_predict": TOKENS}}
+    completion = client.chat.completions.create(model=model, messages=HELLO, max_tokens=TOKENS, logprobs=True, top_logprobs=3, **options)
+    body = {"model": model, "stream": False, "options": {**options, "num_predict": TOKENS}}
     url = f"{str(client.base_url).removesuffix('/v1/')}/api"
-    answer = httpx2.post(f"{url}/chat", json={**asked, "messages": HELLO, "logprobs": True, "top_logprobs": 3}, timeout=60).json()
-    assert answer["message"]["content"] == same.choices[0].message.content
-    assert answer["logprobs"] == [row.to_dict() for row in likely(same.choices[0])]
-    assert same.usage is not None and answer["prompt_eval_count"] == same.usage.prompt_tokens
-    whole = {"prompt": "Who?", "options": options}
-    person = httpx2.post(f"{url}/generate", json={**asked, **whole, "format": PersonSchema.model_json_schema()}, timeout=60).json()
+    answer = httpx2.post(f"{url}/chat", json={**body, "messages": HELLO, "logprobs": True, "top_logprobs": 3}, timeout=60).json()
+    assert answer["message"]["content"] == completion.choices[0].message.content
+    assert answer["logprobs"] == [row.to_dict() for row in likely(completion.choices[0])]
+    assert completion.usage is not None and answer["prompt_eval_count"] == completion.usage.prompt_tokens
+    prompt = {"prompt": "Who?", "options": options}
+    person = httpx2.post(f"{url}/generate", json={**body, **prompt, "format": PersonSchema.model_json_schema()}, timeout=60).json()
     assert PersonSchema.model_validate_json(person["response"]) and person["done_reason"] == "stop"
-    streamed = httpx2.post(f"{url}/generate", json={**asked, **whole, "format": {"type": ["null"]}, "stream": True}, timeout=60)
+    streamed = httpx2.post(f"{url}/generate", json={**body, **prompt, "format": {"type": ["null"]}, "stream": True}, timeout=60)
     assert "".join(json.loads(line)["response"] for line in streamed.text.splitlines()) == "null"
 
 

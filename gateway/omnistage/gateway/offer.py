@@ -101,8 +101,8 @@ class Offer:
         return ApiError(404, text, param="model", code="model_not_found", reason="UNKNOWN_MODEL", hint=LIST)
 
     def _find(self, name: str) -> Pipeline | None:
-        wanted = name.removesuffix(OLLAMA_TAG)
-        return next((one for one in self._pipelines if one.name == wanted), None)
+        plain_name = name.removesuffix(OLLAMA_TAG)
+        return next((one for one in self._pipelines if one.name == plain_name), None)
 
     async def _resolved(self, model: str) -> Pipeline | None:
         """The pipeline that a name stands for; a pipeline's own name takes precedence. None: the router chooses. Raises ApiError 404."""

@@ -112,14 +112,14 @@ class OllamaBody(StrictBody):
 
     def answer_options(self, pipeline: str) -> dict[str, Any]:
         """The options for the client library."""
-        given: _Options = self.options or OllamaOptions()
-        return given.same_options | {
+        options: _Options = self.options or OllamaOptions()
+        return options.same_options | {
             "pipeline": pipeline,
             "outputs": ["text"],
-            "max_tokens": given.num_predict if (given.num_predict or 0) > 0 else None,
-            "seed": given.seed if (given.seed or 0) >= 0 else None,
-            "top_p": None if given.top_p is None else max(given.top_p, MIN_TOP_P),
-            "repetition_penalty": given.repeat_penalty,
+            "max_tokens": options.num_predict if (options.num_predict or 0) > 0 else None,
+            "seed": options.seed if (options.seed or 0) >= 0 else None,
+            "top_p": None if options.top_p is None else max(options.top_p, MIN_TOP_P),
+            "repetition_penalty": options.repeat_penalty,
             "json_schema": self.format,
             "logprobs": self.logprobs or None,
             "top_logprobs": self.top_logprobs,
@@ -272,8 +272,8 @@ async def _answer(call: HttpCall, body: OllamaBody, messages: list[dict[str, Any
         lines = _lines_of(parts, body.model, shape)
         return await stream_response(call.account, lines, media_type=LINES, error_piece=lambda error: _line(ollama_error(error)))
     texts, thoughts, rows, ends = zip(*[part async for part in parts], strict=True)
-    whole = _Part("".join(texts), "".join(thoughts), sum(rows, ()), ends[-1])
-    return JSONResponse(_fields(body.model, whole, shape))
+    full_answer = _Part("".join(texts), "".join(thoughts), sum(rows, ()), ends[-1])
+    return JSONResponse(_fields(body.model, full_answer, shape))
 
 
 router = new_router("/api", "ollama")
@@ -317,11 +317,11 @@ async def ollama_running(call: ThisCall) -> dict[str, Any]:
 @router.post("/show")
 async def ollama_model(call: ThisCall, body: ModelQuestion) -> dict[str, Any]:
     """A pipeline that answers in text, and what it can do."""
-    asked = body.model or body.name
-    if not asked:
+    name = body.model or body.name
+    if not name:
         raise ApiError(400, "model: is missing", param="model", code="missing_required_parameter")
     offer = call.door.offer
-    pipeline = await offer.pipeline(await offer.chat_pipeline(asked))
+    pipeline = await offer.pipeline(await offer.chat_pipeline(name))
     return {
         "details": _facts(pipeline)["details"],
         "model_info": {"general.architecture": pipeline.name, "general.description": pipeline.description},
