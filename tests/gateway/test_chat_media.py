@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -158,6 +159,17 @@ def test_a_response_sees_pictures(client: openai.OpenAI) -> None:
     assert responded(client, *parts) == said("See ", PICTURE)
 
 
+def test_ollamas_pictures_are_in_base64(client: openai.OpenAI) -> None:
+    """They come before the text, and no text among them is a path."""
+    url, picture = str(client.base_url).removesuffix("/v1/"), base64.b64encode(png(PICTURE)).decode()
+    body: dict[str, Any] = {"model": "toy-omni", "stream": False, "options": {"seed": 3}}
+    message = {"role": "user", "content": "What?", "images": [picture]}
+    chat = httpx2.post(f"{url}/api/chat", json={**body, "messages": [message]}).json()
+    prompt = httpx2.post(f"{url}/api/generate", json={**body, "prompt": "What?", "images": [picture, f"data:;base64,{picture}"]}).json()
+    assert (chat["message"]["content"], prompt["response"]) == (said(PICTURE, "What?"), said(PICTURE, PICTURE, "What?"))
+    assert httpx2.post(f"{url}/api/show", json={"model": "toy-omni"}).json()["capabilities"] == ["completion", "vision"]
+
+
 def test_what_cannot_be_read_is_named(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         asked(client, text("See"), image(data_url(png(PICTURE)[:60], "image/png")))
@@ -286,6 +298,16 @@ def test_a_streamed_answer_has_it_in_pieces_of_their_own(asking: openai.OpenAI) 
     thought = [(delta.model_extra or {}).get("reasoning_content", "") for delta in deltas]
     assert ("".join(thought), "".join(delta.content or "" for delta in deltas)) == (THOUGHT, SAID)
     assert deltas[0].role == "assistant" and not any(delta.content and one for delta, one in zip(deltas, thought, strict=True))
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+def test_ollamas_answers_have_it_apart_unless_it_shall_be_left_out(thinking_url: str, stream: bool) -> None:
+    body = {"model": "toy", "messages": HELLO, "options": {"seed": 5}, "stream": stream}
+    for think, thought in ((None, THOUGHT), (True, THOUGHT), ("high", THOUGHT), (False, "")):
+        answer = httpx2.post(f"{thinking_url.removesuffix('/v1')}/api/chat", json={**body, "think": think})
+        lines = [json.loads(line) for line in answer.text.splitlines()]
+        texts = ["".join(line["message"].get(name, "") for line in lines) for name in ("thinking", "content")]
+        assert texts == [thought, SAID] and lines[-1]["eval_count"] == formulas.NATURAL_LENGTH
 
 
 def test_a_thought_is_not_spoken(asking: openai.OpenAI) -> None:

@@ -273,7 +273,7 @@ class UnreadAnswer:
 
     async def _refuse(self, error: ApiError, send: Any) -> None:
         self.reads.set()
-        await error.response({"type": "http"}, no_receive, send)
+        await error.response_at("")({"type": "http"}, no_receive, send)
 
     async def give(self) -> int:
         """Returns the status of what was sent."""

@@ -26,7 +26,7 @@ from helpers.servers import family_logic, local_chain, local_router, local_stage
 from omnistage.client.connection import Pipeline
 from omnistage.client.errors import BY_CODE, BY_REASON, NotAvailableError, NotSpokenError, OmniError, RouterLostError
 from omnistage.client.events import StageReport, Usage
-from omnistage.gateway import audio, chat, completions, door, films, pictures, responses
+from omnistage.gateway import audio, chat, completions, door, films, ollama, pictures, responses
 from omnistage.gateway.audio import SpeechBody
 from omnistage.gateway.body import Body
 from omnistage.gateway.chat import ChatRequest
@@ -304,7 +304,7 @@ async def test_openais_client_asks_again_by_itself_when_it_was_told_to() -> None
 # Fields that are null
 
 
-MODULES = (audio, chat, completions, films, pictures, responses)
+MODULES = (audio, chat, completions, films, ollama, pictures, responses)
 VALUES: dict[str, Any] = {
     "model": "toy",
     "messages": [{"role": "user", "content": "Hello"}],

@@ -60,8 +60,9 @@ USED: dict[str, tuple[str, ...]] = {
     # triton comes with the build of torch for CUDA; the tests have it from `dev`.
     "engine": (*MODELS, "dev"),
 }
-OF_FRAMEWORKS = {"langchain_openai", "livekit", "pipecat"}
-"""Modules that examples import for an environment of their own, which a test makes (tests/gateway/test_schema.py)."""
+OF_FRAMEWORKS = {"langchain_ollama", "langchain_openai", "litellm", "livekit", "ollama", "pipecat"}
+"""Modules that examples and programs import for an environment of their own, which a test makes (tests/gateway/test_schema.py,
+tests/system/test_programs.py)."""
 NO_PACKAGE = {"_typeshed", "omnistage"}
 """Modules that belong to no package: type checkers alone know the first, and the second is ours."""
 

@@ -238,6 +238,22 @@ def test_a_text_keeps_to_a_schema(client: openai.OpenAI, model: str) -> None:
     assert isinstance(response.output_parsed, PersonSchema) and response.status == "completed"
 
 
+def test_ollamas_clients_get_the_same(client: openai.OpenAI, model: str) -> None:
+    options: dict[str, Any] = {"seed": 5, "temperature": 1.5}
+    completion = client.chat.completions.create(model=model, messages=HELLO, max_tokens=TOKENS, logprobs=True, top_logprobs=3, **options)
+    body = {"model": model, "stream": False, "options": {**options, "num_predict": TOKENS}}
+    url = f"{str(client.base_url).removesuffix('/v1/')}/api"
+    answer = httpx2.post(f"{url}/chat", json={**body, "messages": HELLO, "logprobs": True, "top_logprobs": 3}, timeout=60).json()
+    assert answer["message"]["content"] == completion.choices[0].message.content
+    assert answer["logprobs"] == [row.to_dict() for row in likely(completion.choices[0])]
+    assert completion.usage is not None and answer["prompt_eval_count"] == completion.usage.prompt_tokens
+    prompt = {"prompt": "Who?", "options": options}
+    person = httpx2.post(f"{url}/generate", json={**body, **prompt, "format": PersonSchema.model_json_schema()}, timeout=60).json()
+    assert PersonSchema.model_validate_json(person["response"]) and person["done_reason"] == "stop"
+    streamed = httpx2.post(f"{url}/generate", json={**body, **prompt, "format": {"type": ["null"]}, "stream": True}, timeout=60)
+    assert "".join(json.loads(line)["response"] for line in streamed.text.splitlines()) == "null"
+
+
 def test_a_text_keeps_to_a_choice_and_to_json(client: openai.OpenAI, model: str) -> None:
     chosen = client.chat.completions.create(model=model, messages=HELLO, extra_body={"choice": ["yes", "no"]})
     assert chosen.choices[0].message.content in ("yes", "no")

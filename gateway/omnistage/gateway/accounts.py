@@ -18,14 +18,14 @@ from prometheus_client import Counter as MetricCounter
 from prometheus_client import Gauge, Histogram
 
 from omnistage.client.events import AudioChunk, Done, Event, Failover, Picture, TextDelta
-from omnistage.gateway.failure import ApiError
+from omnistage.gateway.failure import OLLAMA, ApiError
 from omnistage.host.metrics import new_registry
 from omnistage.host.places import HOST_SHARE
 
 log = structlog.get_logger(__name__)
 
-ANSWERS = "/v1/"
-"""Requests below this path get a line in the log; the page and its files get none."""
+ANSWERS = ("/v1/", OLLAMA)
+"""Requests below these paths get a line in the log; the page and its files get none."""
 
 CANCELLED_STATUS = 499
 """The status in the log and in the metrics for a client that left before the answer had a status."""

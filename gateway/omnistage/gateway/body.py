@@ -54,8 +54,8 @@ def limit_keys(value: object, max_keys: int) -> object:
     return value
 
 
-SCHEMAS = {"schema", "parameters"}
-"""Fields with a JSON schema."""
+SCHEMAS = {"schema", "parameters", "format"}
+"""Fields that may be a JSON schema."""
 
 
 NO_NUMBER = object()

@@ -35,6 +35,9 @@ from omnistage.host.errors import fault_found
 
 INVALID, SERVER = "invalid_request_error", "server_error"
 
+OLLAMA = "/api/"
+"""The addresses below it are Ollama's, whose errors are a text."""
+
 RETRY_AFTER_S = 1.0
 """Seconds to pause before a retry if the error gives no delay."""
 
@@ -122,9 +125,14 @@ class ApiError(Exception):
             }
         }
 
-    @property
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body, self.status, self.headers)
+    def response_at(self, path: str) -> JSONResponse:
+        """The response to a request for this path, in the form of its interface."""
+        return JSONResponse(ollama_error(self) if path.startswith(OLLAMA) else self.body, self.status, self.headers)
+
+
+def ollama_error(error: ApiError) -> dict[str, str]:
+    """An error in Ollama's form, {"error": "..."}, which has no place for anything but a text."""
+    return {"error": f"{error.message}. {error.hint}" if error.hint else error.message}
 
 
 def invalid(param: str, fault: str, hint: str = "") -> ApiError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import structlog
@@ -19,7 +19,7 @@ from omnistage.gateway import accounts
 from omnistage.gateway.accounts import ANSWERS, HeldMemory, HttpAccount, Ledger
 from omnistage.gateway.answering import BrokenOff
 from omnistage.gateway.door import Door, host_of
-from omnistage.gateway.failure import ApiError
+from omnistage.gateway.failure import OLLAMA, ApiError
 from omnistage.gateway.port import HEAD_BYTES
 from omnistage.gateway.unpacking import Unpacker
 from omnistage.host.addresses import host_and_port, is_loopback, network_of
@@ -72,7 +72,7 @@ BUG = ApiError(500, "the gateway failed; its log has the cause", code="internal"
 
 class HttpGuard:
     """The outermost app. It passes requests on to `app` when their whole body has come. Into `scope["state"]` it puts the account, the
-    parsed JSON, and, for paths below /v1, the call."""
+    parsed JSON, and, for the paths of ANSWERS, the call."""
 
     def __init__(self, app: ASGIApp, door: Door) -> None:
         self._door = door
@@ -88,7 +88,9 @@ class HttpGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         account = HttpAccount(scope["method"], scope["path"])
         scope.setdefault("state", {})["account"] = account
-        answer = AnswerSender(account, send, lambda error, send: self._readable(error.response)(scope, receive, send))
+        answer = AnswerSender(account, send, lambda error, send: self._readable(error.response_at(scope["path"]))(scope, receive, send))
+        if scope["path"].startswith(OLLAMA):
+            scope["headers"] = _as_json(scope["headers"])
         request = Request(scope, receive)
         account.client = host_of(scope.get("client"))
         account.host = network_of(account.client)
@@ -101,7 +103,7 @@ class HttpGuard:
                 if answer.has_begun:
                     raise
                 account.note_failure(error)
-                await self._readable(error.response)(scope, receive, answer.send)
+                await self._readable(error.response_at(scope["path"]))(scope, receive, answer.send)
         except BrokenOff:
             raise
         except (ClientDisconnect, asyncio.CancelledError) as error:
@@ -113,7 +115,7 @@ class HttpGuard:
             log.exception("http.bug", request_id=account.request_id, path=account.path[:256])
             if answer.has_begun:
                 raise
-            await BUG.response(scope, receive, answer.send)
+            await BUG.response_at(scope["path"])(scope, receive, answer.send)
         finally:
             self._door.leave()
             account.endpoint = getattr(scope.get("route"), "path", "")
@@ -165,7 +167,7 @@ class HttpGuard:
             # A proxy on the way may use the other length, and then treat the rest of the body as another client's request.
             raise ApiError(400, "the body has two lengths", code="invalid_http", headers=CLOSING)
         has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
-        if has_body and request.method not in WITH_BODY:
+        if has_body and request.method not in WITH_BODY and not request.scope["path"].startswith(OLLAMA):  # Ollama deletes by a body.
             # Nothing reads it, but it would be held, and counted, for as long as the request is answered.
             raise ApiError(400, f"a {request.method[:16]} has no body here", code="body_not_taken", headers=CLOSING)
         path = request.scope["path"]
@@ -335,6 +337,12 @@ class AnswerSender:
         """Count more bytes, or fewer. Raises ApiError if there is no room for more."""
         if self.memory is not None and size_bytes:
             self.memory.resize(self.memory.held_bytes + size_bytes)
+
+
+def _as_json(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """The headers of a body of JSON. Ollama reads every body as JSON, and the commands in its documents give no type, so that curl names
+    another one. A page of another host gains nothing by that: `_check_origin` asks for no type."""
+    return [*((name, value) for name, value in headers if name != b"content-type"), (b"content-type", b"application/json")]
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

@@ -21,6 +21,9 @@ FRESH_S = 1.0
 
 LIST_LIMIT_S = 5.0
 
+OLLAMA_TAG = ":latest"
+"""Ollama's clients put it behind a name without a tag, also where they ask as OpenAI's."""
+
 MAX_PIPELINES = 32
 """The most pipelines that a message lists."""
 
@@ -101,7 +104,7 @@ class Offer:
         return ApiError(404, text, param="model", code="model_not_found", reason="UNKNOWN_MODEL", hint=LIST)
 
     def _find(self, name: str) -> Pipeline | None:
-        called = Pipeline.find_called(name, self._pipelines)
+        called = Pipeline.find_called(name, self._pipelines) or Pipeline.find_called(name.removesuffix(OLLAMA_TAG), self._pipelines)
         if len(called) > 1:
             own_names = " and ".join(one.name for one in called)
             text = f"The model '{name[:128]}' is another name of {own_names}; give one of these"

@@ -13,17 +13,32 @@ from omnistage.gateway.failure import ApiError
 
 FOLDER = Path(__file__).parent / "page"
 
-HOME = "index.html"
+HOME, DOCS = "index.html", "docs.html"
 
-SCRIPTS = ("app", "api", "ask", "elements", "film", "history", "pictures", "player", "ring", "snippet", "thread", "timeline", "worker")
+SCRIPTS = (
+    "app",
+    "api",
+    "ask",
+    "docs",
+    "elements",
+    "film",
+    "history",
+    "pictures",
+    "player",
+    "ring",
+    "snippet",
+    "thread",
+    "timeline",
+    "worker",
+)
 
 FILES = {
-    HOME: "text/html; charset=utf-8",
-    "style.css": "text/css; charset=utf-8",
+    **dict.fromkeys((HOME, DOCS), "text/html; charset=utf-8"),
+    **dict.fromkeys(("style.css", "docs.css"), "text/css; charset=utf-8"),
     **{f"{name}.js": "text/javascript; charset=utf-8" for name in SCRIPTS},
     "icon.svg": "image/svg+xml",
 }
-"""All files of the page, by name: nothing else in the folder is served."""
+"""All files of the page, and of the page of endpoints, by name: nothing else in the folder is served."""
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; media-src 'self' blob: data:;"
@@ -70,6 +85,12 @@ router = APIRouter(include_in_schema=False)
 async def home(request: Request) -> Response:
     """The page itself."""
     return _respond(request, PAGE_FILES[HOME])
+
+
+@router.api_route("/docs", methods=["GET", "HEAD"])
+async def endpoints(request: Request) -> Response:
+    """The page of endpoints, which a browser makes of /openapi.json."""
+    return _respond(request, PAGE_FILES[DOCS])
 
 
 @router.api_route("/page/{name}", methods=["GET", "HEAD"])

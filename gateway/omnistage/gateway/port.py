@@ -221,7 +221,7 @@ def _protocol(door: Door) -> type[H11Protocol]:
                 return
             text = "this is no HTTP/1.1 request, or one with too large a head, or with a body in too many chunks"
             error = ApiError(400, text, code="invalid_http")
-            body = bytes(error.response.body)
+            body = bytes(error.response_at("").body)
             headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body))), ("Connection", "close")]
             for event in (h11.Response(status_code=error.status, headers=headers), h11.Data(body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")

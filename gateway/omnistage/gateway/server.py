@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from omnistage.client import __version__
 from omnistage.client.errors import OmniError
-from omnistage.gateway import audio, chat, completions, films, page, pictures, responses, state
+from omnistage.gateway import audio, chat, completions, films, ollama, page, pictures, responses, state
 from omnistage.gateway.accounts import GatewayMetrics, HttpAccount
 from omnistage.gateway.answering import BrokenOff
 from omnistage.gateway.door import Door
@@ -88,7 +88,7 @@ async def serve_gateway(settings: GatewaySettings, credentials: process.Credenti
     await process.serve(settings, service, listener, metrics.registry, {"kind": "gateway", "model": ""})
 
 
-ENDPOINTS = (chat, completions, responses, audio, pictures, films, state, page)
+ENDPOINTS = (chat, completions, responses, audio, pictures, films, ollama, state, page)
 """The modules of all endpoints."""
 
 LATER = {"/v1/audio/transcriptions": "transcription", "/v1/audio/translations": "translation", "/v1/realtime": "realtime"}
@@ -97,7 +97,7 @@ LATER = {"/v1/audio/transcriptions": "transcription", "/v1/audio/translations": 
 
 def new_app(door: Door) -> ASGIApp:
     """The whole app: all endpoints, with the guard in front of them."""
-    summary = "Omni-modality models behind OpenAI's interface."
+    summary = "Omni-modality models behind the interfaces of OpenAI and Ollama."
     app = FastAPI(title="omnistage", version=__version__, summary=summary, openapi_url=None, redirect_slashes=False)
     app.state.door = door
     for endpoints in ENDPOINTS:
@@ -116,7 +116,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
         return Response(status_code=499)
     failure = _failure_of(error, request, account.fields)
     account.note_failure(failure)
-    return failure.response
+    return failure.response_at(request.scope["path"])
 
 
 def _failure_of(error: Exception, request: Request, fields: Mapping[str, str]) -> ApiError:
@@ -138,6 +138,8 @@ def _of_fastapi(error: HTTPException, method: str, path: str) -> ApiError:
     later = next((name for prefix, name in LATER.items() if path == prefix or path.startswith(f"{prefix}/")), None)
     if error.status_code == 404 and later is not None:
         return ApiError(404, f"{later} is not offered yet", code="not_offered")
+    if error.status_code == 404 and (absence := ollama.absence_at(path)):
+        return ApiError(404, absence, code="not_offered")
     if error.status_code == 404:
         address = _similar_path(path)
         advice, hint = (f"; did you mean {address}?", OF_CLIENTS) if address else ("", "GET /openapi.json has all addresses.")

@@ -5,6 +5,7 @@ The document there describes what the endpoints take and return, errors and stre
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -16,11 +17,14 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from omnistage.client.connection import Pipeline
 from omnistage.client.errors import OmniError
+from omnistage.client.options import ABOUT
+from omnistage.gateway.accounts import ANSWERS
 from omnistage.gateway.answering import EVENTS
 from omnistage.gateway.body import new_router
 from omnistage.gateway.door import Door, ThisDoor
-from omnistage.gateway.failure import ApiError
+from omnistage.gateway.failure import OLLAMA, ApiError
 from omnistage.gateway.offer import SPEAK
+from omnistage.gateway.ollama import LINES
 from omnistage.gateway.sound import MEDIA_TYPES
 
 router = new_router("")
@@ -110,6 +114,9 @@ async def _not_ready(door: Door) -> str:
 
 _JSON = "application/json"
 
+_PYTHON = re.compile(r"[,;:] [^`.;]*(?:`[^`]*`[^`.;]*)+")
+"""Parts of sentences that name something of the client library."""
+
 _TEXT_OR_NOTHING = {"type": ["string", "null"]}
 
 ERROR: Mapping[str, Any] = {
@@ -135,6 +142,14 @@ ERROR: Mapping[str, Any] = {
     "example": ApiError(400, "temperature: must be at most 2", param="temperature", code="invalid_value").body,
 }
 
+OLLAMA_ERROR: Mapping[str, Any] = {
+    "type": "object",
+    "description": "What went wrong, in Ollama's form.",
+    "required": ["error"],
+    "additionalProperties": False,
+    "properties": {"error": {"type": "string", "minLength": 1}},
+}
+
 _RETRY_AFTER = {"description": "seconds after which to ask again", "schema": {"type": "integer", "minimum": 0}}
 
 _SOUND = tuple(sorted(set(MEDIA_TYPES.values())))
@@ -146,9 +161,11 @@ ALSO: Mapping[str, tuple[str, ...]] = {
     "/v1/audio/speech": (EVENTS, *_SOUND),
     "/v1/audio/generate": (EVENTS, *_SOUND),
     "/v1/images/generations": (EVENTS,),
-    "/v1/images/edits": (EVENTS,),
+    "/v1/images/edits": (_JSON, EVENTS),
+    "/api/chat": (LINES,),
+    "/api/generate": (LINES,),
 }
-"""Media types that an answer may have in addition to JSON, by the path of its endpoint."""
+"""Media types that an answer may have, in addition to those that FastAPI knows, by the path of its endpoint."""
 
 EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "/v1/chat/completions": {"model": "smol", "messages": [{"role": "user", "content": "What is a kite?"}], "max_completion_tokens": 48},
@@ -158,6 +175,9 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "/v1/audio/generate": {"prompt": "rain on a tin roof", "seconds": 10, "response_format": "flac"},
     "/v1/videos": {"prompt": "a paper boat on a pond", "size": "832x480", "seconds": 5},
     "/v1/images/generations": {"prompt": "a red circle on a blue background"},
+    "/api/chat": {"model": "smol", "messages": [{"role": "user", "content": "What is a kite?"}]},
+    "/api/generate": {"model": "smol", "prompt": "What is a kite?"},
+    "/api/show": {"model": "smol"},
 }
 
 
@@ -171,9 +191,11 @@ def document(app: FastAPI) -> None:
             for operation in operations.values():
                 _complete(path, operation)
         components = document_fields.setdefault("components", {})
+        for schema in components.get("schemas", {}).values():
+            _describe(schema.get("properties", {}))
         for name in ("HTTPValidationError", "ValidationError"):
             components.get("schemas", {}).pop(name, None)
-        components.setdefault("schemas", {})["Error"] = ERROR
+        components.setdefault("schemas", {}).update(Error=ERROR, OllamaError=OLLAMA_ERROR)
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": "Any key: whose the request is."}}
         document_fields["security"] = [{}, {"key": []}]
         return json.dumps(document_fields, separators=(",", ":")).encode()
@@ -188,18 +210,33 @@ def document(app: FastAPI) -> None:
     app.include_router(document_router)
 
 
+def _describe(fields: dict[str, dict[str, Any]]) -> None:
+    """Give fields that are options of the client library the words that the contract has for them. fields: schemas by name."""
+    for name, schema in fields.items():
+        forms = schema.get("anyOf", [schema])
+        # An object, or words, of an interface is another thing of the same name.
+        if name not in ABOUT or any("$ref" in form or ("enum" in form and not ABOUT[name].allowed) for form in forms):
+            continue
+        default = "" if ABOUT[name].default == "none" else f" Default: {ABOUT[name].default}."
+        schema.setdefault("description", _PYTHON.sub("", ABOUT[name].meaning) + default)
+
+
 def _complete(path: str, operation: dict[str, Any]) -> None:
-    """Complete one operation of the document: errors, media types, an example."""
+    """Complete one operation of the document: errors, media types, words about fields, an example."""
     responses = operation["responses"]
     responses.pop("422", None)
-    if path.startswith("/v1/"):
-        error = {"content": {_JSON: {"schema": {"$ref": "#/components/schemas/Error"}}}}
+    if path.startswith(ANSWERS):
+        name = "OllamaError" if path.startswith(OLLAMA) else "Error"
+        error = {"content": {_JSON: {"schema": {"$ref": f"#/components/schemas/{name}"}}}}
         responses.setdefault("4XX", {"description": "The request is wrong.", **error})
         responses.setdefault("503", {"description": "It passes: ask again.", "headers": {"Retry-After": _RETRY_AFTER}, **error})
         responses.setdefault("500", {"description": "A fault of the server.", **error})
     content = responses["200"].setdefault("content", {})
     for media_type in ALSO.get(path, ()):
         content.setdefault(media_type, {"schema": {}})
-    body = operation.get("requestBody", {}).get("content", {}).get(_JSON)
+    bodies = operation.get("requestBody", {}).get("content", {})
+    for form in bodies.values():
+        _describe(form["schema"].get("properties", {}))
+    body = bodies.get(_JSON)
     if body is not None and path in EXAMPLES:
         body.setdefault("example", EXAMPLES[path])
