@@ -43,8 +43,8 @@ ABILITIES: Mapping[str, tuple[str, Callable[[PipelineFile], bool]]] = {
     "hears": ("listens to sound", lambda pipeline: "thinker" in pipeline.kinds and "audio" in pipeline.inputs),
     "watches": ("watches films", lambda pipeline: "thinker" in pipeline.kinds and "video" in pipeline.inputs),
 }
-"""What a request may want of a pipeline: the words for a pipeline that does it, and whether one does. The name goes to the client as
-metadata `lack`, and the client names checkpoints that do it."""
+"""The abilities that a request may need of a pipeline, by name: the words for a pipeline that has it, and whether one has it. A name that no
+pipeline has goes to the client as metadata `lack`, and the client names a checkpoint for it."""
 
 MAX_PIPELINES = 8
 """Largest number of pipelines that one error lists."""
@@ -306,7 +306,7 @@ class ValidRequest:
     """A checked request. outputs: the ports that the client gets. params: of every stage, by kind, with defaults filled in. resume: the
     part of an interrupted answer that the client has; the stages check its contents. revisions: of the stages that began that answer, in
     their order; empty: any. batches: the client takes several chunks in one message. ports: on which the client streams parts of the
-    request."""
+    request. lack: the name of what no pipeline here does, if the pipeline does not take the media of the request; a stage refuses them."""
 
     pipeline: PipelineFile
     outputs: frozenset[str]
@@ -317,6 +317,16 @@ class ValidRequest:
     revisions: Sequence[str]
     batches: bool
     ports: Sequence[str]
+    lack: str = ""
+
+    def add_lack(self, refusal: StageError) -> None:
+        """Note in a stage's refusal of media that no pipeline here takes such media for this request."""
+        if self.lack and refusal.metadata.get("field", "").endswith(MEDIA_FIELDS):
+            refusal.metadata["lack"] = self.lack
+
+
+MEDIA_FIELDS = (".media", ".media_type", ".images")
+"""Ends of the names of fields with media, by which stages refuse them."""
 
 
 async def parse(data: bytes, turn: Callable[[], AbstractAsyncContextManager[None]]) -> omni_pb2.GenerateRequest:
@@ -365,6 +375,7 @@ def validate(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline
         tuple(request.revisions),
         request.batches,
         tuple(part.port for turn in request.thinker.messages for part in turn.parts if part.HasField("port")),
+        _lack(request, fits) if fit.missing_media else "",
     )
 
 

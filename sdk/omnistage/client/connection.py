@@ -296,6 +296,8 @@ def advise(router: Found | None, error: OmniError, request: omni_pb2.GenerateReq
         error.hint = f"{error.advice.removesuffix('.')}, or ask for less: {_size_advice(request)}."
     elif (router is None or router.is_own) and type(error) in ON_PRIVATE_STACK:
         error.hint = ON_PRIVATE_STACK[type(error)]
+    if lack := error.metadata.get("lack", ""):
+        error.say_more(serve_advice(lack))
     is_unknown = error.reason == "UNKNOWN_MODEL"
     lacking_fields = DRAWING_LACK_FIELDS if request.HasField("diffusion") else LACK_FIELDS
     if candidates := error.metadata.get("candidates", ""):
@@ -304,11 +306,9 @@ def advise(router: Found | None, error: OmniError, request: omni_pb2.GenerateReq
     elif is_unknown or error.metadata.get("field") in lacking_fields:
         if is_unknown and (guess := did_you_mean(request.model, error.message.partition(PIPELINES_OPENING)[2].split(", "))):
             error.say_more(guess.removeprefix("; "))
-        if lack := error.metadata.get("lack", ""):
-            error.say_more(serve_advice(lack))
-        # Otherwise the refusal itself names the pipelines that exist, or those that can do it.
-        is_advised = router is not None and router.pipelines and not router.has(request.model)
-        error.hint = router.advice(request.model) if router is not None and is_advised else ""
+        # Without a hint the refusal itself names the pipelines that exist, or those that can do it.
+        is_addable = router is not None and router.pipelines and not router.has(request.model)
+        error.hint = router.advice(request.model) if router is not None and is_addable else ""
 
 
 def serve_advice(lack: str) -> str:

@@ -346,7 +346,7 @@ class PipelineCall:
         scheduler.__deepcopy__ = functools.partial(_plain_copy, scheduler)
         self._pipe.scheduler = scheduler
         self.notes: list[str] = []
-        """What the client should know of the pictures that the call began with."""
+        """Notes for the client about the pictures that the call began with."""
         for name, processor in vars(pipe).items():
             if isinstance(processor, VaeImageProcessor):
                 setattr(self._pipe, name, _fit_size(processor, arguments, self.notes))
