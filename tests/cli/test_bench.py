@@ -205,7 +205,7 @@ def test_a_time_limit_is_one_more_reason(slow_address: str) -> None:
     [
         (["--pipeline", "none"], "--pipeline none: this router has no such pipeline", "It has toy (toy-thinker)."),
         (["--voice", "nobody"], "--voice: ", ""),
-        (["--draw"], "toy does not draw; no other pipeline of this router does", ""),
+        (["--draw"], "toy does not draw; no other pipeline of this router does; serve a checkpoint that does, such as Qwen-Image", ""),
         (["--out", "x.txt"], "--out x.txt: only JSON can be written", "Give a name that ends in .json."),
         (["--out", "none/x.json"], "--out none/x.json: its folder does not exist", "mkdir"),
         (["--prompts", "none.txt"], "--prompts none.txt: cannot be read: No such file", ""),

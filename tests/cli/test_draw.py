@@ -33,6 +33,7 @@ from omnistage.cli.stack.layout import Layout
 from omnistage.cli.targets import Need, target_for
 from omnistage.cli.wording import SHELL, word_error
 from omnistage.client import AsyncOmni, Omni
+from omnistage.client.connection import serve_advice
 from omnistage.client.errors import BadRequestError, RequestError
 from omnistage.client.options import ABOUT, DIFFUSION
 from omnistage.models.tiny.makers import MAKERS
@@ -173,7 +174,7 @@ def test_a_terminal_shows_the_name_that_a_picture_got(
 def test_a_pipeline_without_pictures_names_those_that_draw(toy_address: str, tmp_path: Path) -> None:
     for words, last in (
         (("--pipeline", "toy"), "hint: Give another --pipeline: diffusers or picture or toy-film or toy-picture."),
-        (("--address", toy_address), "error: toy does not draw; no other pipeline of this router does"),
+        (("--address", toy_address), f"error: toy does not draw; no other pipeline of this router does; {serve_advice('image')}"),
     ):
         assert refusal("draw", "a hill", "--out", tmp_path / "x.png", *words)[-1] == last
 
@@ -361,7 +362,8 @@ def test_the_default_takes_no_picture(tmp_path: Path) -> None:
     (tmp_path / "before.png").write_bytes(media_files.picture(1))
     error, hint = refusal("draw", "make it night", "--out", tmp_path / "x.png", "--image", tmp_path / "before.png")
     assert error == "error: picture takes text, not image"
-    assert hint == "hint: Give another --pipeline: a checkpoint of diffusers that takes image (its folder, or OWNER/NAME) or toy-film."
+    other = "a checkpoint of diffusers that takes image, such as Qwen-Image-Edit (its folder, or OWNER/NAME)"
+    assert hint == f"hint: Give another --pipeline: {other} or toy-film."
     assert names(tmp_path) == ["before.png"]
 
 

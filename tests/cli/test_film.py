@@ -155,10 +155,13 @@ def test_a_question_makes_no_film_and_says_what_does(tmp_path: Path) -> None:
 
 def test_without_a_router_the_pipelines_that_can_are_named(tmp_path: Path) -> None:
     variables = {"OMNISTAGE_ROUTER": "none"}
-    for words, port in ((("film", "a hill", "--out", "x.webm"), "video"), (("sound", "rain", "--out", "x.wav"), "audio")):
+    for words, port, example in (
+        (("film", "a hill", "--out", "x.webm"), "video", "Wan 2.2"),
+        (("sound", "rain", "--out", "x.wav"), "audio", "Stable Audio Open"),
+    ):
         lines = " ".join(" ".join(refusal(*words, folder=tmp_path, variables=variables)).split())
         assert f"gives image, progress, not {port}" in lines
-        assert f"a checkpoint of diffusers that gives {port} (its folder, or OWNER/NAME) or toy-film." in lines
+        assert f"a checkpoint of diffusers that gives {port}, such as {example} (its folder, or OWNER/NAME) or toy-film." in lines
     assert names(tmp_path) == []
 
 

@@ -336,9 +336,9 @@ def test_what_is_made_of_a_prompt_is_what_was_asked_for(maker: Omni) -> None:
 @pytest.mark.parametrize(
     ("method", "told"),
     [
-        ("film", "toy makes no films; no other pipeline of this router does"),
-        ("sound", "toy makes no sound of a prompt; no other pipeline of this router does"),
-        ("draw", "toy does not draw; no other pipeline of this router does"),
+        ("film", "toy makes no films; no other pipeline of this router does; serve a checkpoint that does, such as Wan 2.2"),
+        ("sound", "toy makes no sound of a prompt; no other pipeline of this router does; serve a .*, such as Stable Audio Open"),
+        ("draw", "toy does not draw; no other pipeline of this router does; serve a checkpoint that does, such as Qwen-Image"),
         ("generate", "toy does not draw; no other pipeline"),
     ],
 )
@@ -352,7 +352,7 @@ def test_a_private_stack_that_makes_none_says_what_to_give() -> None:
     with Omni(pipeline="toy-picture") as omni:
         with pytest.raises(errors.BadRequestError, match="outputs: toy-picture gives image, progress, not 'video'") as error:
             omni.film(PROMPT)
-        assert error.value.hint == "Serve a checkpoint that makes films, such as Wan."
+        assert error.value.message.endswith("not 'video'; serve a checkpoint that does, such as Wan 2.2") and error.value.hint == ""
         with pytest.raises(errors.BadRequestError, match="not 'latents'") as error:
             omni.draw(PROMPT, outputs=["image", "latents"])
         assert (error.value.hint, len(omni.draw(PROMPT).pictures)) == ("", 1)

@@ -28,7 +28,7 @@ from helpers.moving import letters
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers.options import Defaults, DiffusersOptions
 from omnistage.models.diffusers.painter import Canvas
-from omnistage.models.diffusers.plan import DrawingPlan, SourcePicture, plan_drawing
+from omnistage.models.diffusers.plan import DrawingPlan, SourcePicture, crop_to_shape, plan_drawing
 from omnistage.models.diffusers.wan import WanPainter
 from omnistage.models.interface import DrawRequest
 from omnistage.models.memory import TensorCache
@@ -93,12 +93,13 @@ class Wan:
             return np.stack(list(self.painter.shown(self.painter.finished(canvas))))
 
     def published(self, plan: DrawingPlan) -> tuple[torch.Tensor, Pixels]:
-        """Final latents and frames of the pipeline itself."""
+        """Final latents and frames of the pipeline itself, from the part of each picture that has the shape of the film."""
         kind = WanImageToVideoPipeline if plan.images else WanPipeline
         pipe: Any = self.pipe
         if type(pipe) is not kind:
             pipe = kind(**{name: part for name, part in pipe.components.items() if part is not None}, expand_timesteps=True)
         pipe.set_progress_bar_config(disable=True)
+        pictures = [crop_to_shape(image, plan.width, plan.height)[0] for image in self.sent[plan.sources]]
         said = {
             "prompt": plan.prompt,
             "negative_prompt": plan.negative,
@@ -107,7 +108,7 @@ class Wan:
             "num_frames": plan.frames,
             "num_inference_steps": plan.steps,
             "guidance_scale": plan.guidance,
-            **dict(zip(("image", "last_image"), self.sent[plan.sources], strict=False)),
+            **dict(zip(("image", "last_image"), pictures, strict=False)),
             **({"guidance_scale_2": plan.guidance_2} if self.painter.limits.second_guidance else {}),
             **dict(plan.own_options),
         }

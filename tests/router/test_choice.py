@@ -13,8 +13,10 @@ from helpers.ask import ask, refused, request
 from helpers.families import looked_at
 from helpers.run import messages
 from helpers.servers import all_free, family_logic, local_router, local_stage, omni_stub
+from omnistage.client.connection import CHECKPOINTS
+from omnistage.gateway.offer import ABILITIES as OFFERED
 from omnistage.router.pipeline import load_pipeline
-from omnistage.router.request import choose_pipeline, validate
+from omnistage.router.request import ABILITIES, choose_pipeline, validate
 from omnistage.v1 import omni_pb2, stage_pb2
 from omnistage.wire.errors import StageError
 
@@ -77,6 +79,14 @@ def test_a_name_of_two_or_of_none_is_refused_with_those_that_there_are(word: str
     assert raised.value.metadata.get("candidates") == ("toy,toy-film" if reason == "BAD_REQUEST" else None)
 
 
+def looked(*types: str, text: str = "a walk", **fields: object) -> omni_pb2.GenerateRequest:
+    """A prompt with pictures that have something in them, and all fields that a request may have beside."""
+    asked = spoken(*types, text=text, seed=7, request_id="r", conversation_id="c", batches=True, revisions=["1"], **fields)
+    for number, part in enumerate(asked.thinker.messages[0].parts[:-1]):
+        part.media.data, part.media.background = bytes([number]), "#000000"
+    return asked
+
+
 def choice(asked: omni_pb2.GenerateRequest, table: Sequence[str] = tuple(TABLE)) -> str:
     return choose_pipeline(asked, {name: TABLE[name] for name in table})[0].pipeline.name
 
@@ -128,11 +138,6 @@ def test_several_that_can_are_named() -> None:
     ("asked", "told"),
     [
         (
-            spoken("video/mp4", text="hi"),
-            "toy takes no video; toy-omni takes no video; toy-film does not answer, takes no video;"
-            " toy-picture does not answer, takes no video",
-        ),
-        (
             spoken(text="hi", outputs=["video", "text"]),
             "toy gives no video; toy-omni gives no video; toy-film does not answer, gives no text;"
             " toy-picture does not answer, gives no text, gives no video",
@@ -160,18 +165,40 @@ def test_where_none_can_each_one_says_what_it_lacks(asked: omni_pb2.GenerateRequ
     assert error.message == f"no pipeline does this: {told}"
 
 
+def test_who_asks_for_a_drawing_is_told_who_draws_such() -> None:
+    told = error_of(drawn("video/mp4", prompt="rain", outputs=["audio"])).message
+    assert told.endswith("; these make sound of a prompt: toy-film")
+
+
 @pytest.mark.parametrize(
-    ("asked", "table", "told"),
+    ("question", "table", "lack", "words"),
     [
-        (drawn(prompt="a walk", outputs=["video"]), ["toy", "toy-picture"], "no pipeline of this router makes films"),
-        (drawn(prompt="rain", outputs=["audio"]), ["toy", "toy-picture"], "no pipeline of this router makes sound of a prompt"),
-        (drawn("video/mp4", prompt="rain", outputs=["audio"]), list(TABLE), "these make sound of a prompt: toy-film"),
-        (drawn("image/png", prompt="a walk"), ["toy", "toy-omni"], "no pipeline of this router draws"),
+        (drawn(prompt="a walk", outputs=["video"]), ["toy", "toy-picture"], "video", "makes films"),
+        (looked(outputs=["video"]), ["toy", "toy-picture"], "video", "makes films"),
+        (drawn(prompt="rain", outputs=["audio"]), ["toy", "toy-picture"], "sound", "makes sound of a prompt"),
+        (drawn(prompt="a walk", outputs=["image"]), ["toy", "toy-omni"], "image", "draws"),
+        (drawn("image/png", prompt="a walk"), ["toy", "toy-omni"], "drawing", "draws"),
+        (drawn("image/png", prompt="a walk"), ["toy", "toy-picture"], "edit", "draws from pictures"),
+        (spoken(text="hi", outputs=["text", "audio"]), ["toy-film", "toy-picture"], "answer", "answers"),
+        (spoken(text="hi", outputs=["audio"]), ["toy-picture", "toy-picture-2"], "speech", "speaks"),
+        (spoken("image/png", text="hi"), ["toy", "toy-film"], "sees", "looks at pictures"),
+        (spoken("audio/wav", text="hi"), ["toy", "toy-film"], "hears", "listens to sound"),
+        (streamed("audio/wav"), ["toy", "toy-film"], "hears", "listens to sound"),
+        (spoken("video/mp4", text="hi"), list(TABLE), "watches", "watches films"),
     ],
 )
-def test_who_asks_for_a_drawing_is_told_who_draws_such(asked: omni_pb2.GenerateRequest, table: list[str], told: str) -> None:
-    """A pipeline that speaks gives sound too, but not from a prompt."""
-    assert error_of(asked, table).message.endswith(f"; {told}")
+def test_what_nothing_here_does_is_said_in_a_sentence(question: omni_pb2.GenerateRequest, table: list[str], lack: str, words: str) -> None:
+    """A pipeline that speaks gives sound too, but not from a prompt; and one that draws from pictures looks at none to answer."""
+    second = TABLE["toy-picture"].model_copy(update={"name": "toy-picture-2"})
+    pipelines = {name: {**TABLE, "toy-picture-2": second}[name] for name in table}
+    with pytest.raises(StageError) as raised:
+        choose_pipeline(question, pipelines)
+    assert (raised.value.message, raised.value.metadata) == (f"nothing here {words}", {"field": "model", "lack": lack})
+    assert lack in CHECKPOINTS, "the client names one"
+
+
+def test_a_checkpoint_is_named_for_everything_that_may_be_lacking() -> None:
+    assert CHECKPOINTS.keys() == ABILITIES.keys() >= {each.lack for each in OFFERED}
 
 
 @pytest.mark.parametrize(
@@ -260,14 +287,6 @@ def test_words_in_messages_are_text() -> None:
 # Prompts that are drawn ----------------------------------------------------------------------------------------------------------------
 
 
-def looked(*types: str, text: str = "a walk", **fields: object) -> omni_pb2.GenerateRequest:
-    """A prompt with pictures that have something in them, and all fields that a request may have beside."""
-    asked = spoken(*types, text=text, seed=7, request_id="r", conversation_id="c", batches=True, revisions=["1"], **fields)
-    for number, part in enumerate(asked.thinker.messages[0].parts[:-1]):
-        part.media.data, part.media.background = bytes([number]), "#000000"
-    return asked
-
-
 @pytest.mark.parametrize(
     ("fields", "types", "table", "name"),
     [
@@ -315,7 +334,7 @@ def test_what_can_be_answered_or_is_no_prompt_is_not_drawn(asked: omni_pb2.Gener
 
 
 def test_a_question_about_a_picture_that_nobody_sees_is_not_drawn() -> None:
-    with pytest.raises(StageError, match="toy takes no image; toy-film does not answer"):
+    with pytest.raises(StageError, match="nothing here looks at pictures"):
         choice(looked("image/png", text="What is this?"), ["toy", "toy-film"])
 
 

@@ -12,7 +12,7 @@ from omnistage.router.answer import MAX_TRACESTATE, trace_metadata
 from omnistage.router.pipeline import PipelineFile, load_pipeline
 from omnistage.router.request import validate
 from omnistage.v1 import omni_pb2, stage_pb2
-from omnistage.wire.errors import StageError
+from omnistage.wire.errors import StageError, bad_request
 from omnistage.wire.limits import COUNTS
 
 FILE = {
@@ -132,7 +132,21 @@ def test_what_a_pipeline_lacks_is_refused_with_the_reason_where_there_is_one(nam
     with pytest.raises(StageError, match=message) as refused:
         validate(omni_pb2.GenerateRequest(**fields), {name: load_pipeline(name)})
     assert refused.value.reason == "BAD_REQUEST"
-    assert "talker" in fields or refused.value.metadata == {"field": "outputs"}
+    assert "talker" in fields or refused.value.metadata["field"] == "outputs"
+
+
+def test_a_stages_refusal_of_media_says_what_nothing_here_does():
+    table = {name: load_pipeline(name) for name in ("toy", "toy-picture")}
+    media = [stage_pb2.Part(media=stage_pb2.Media(media_type="image/png"))]
+    question = omni_pb2.GenerateRequest(
+        model="toy", thinker=stage_pb2.ThinkerParams(messages=[stage_pb2.Message(role="user", parts=media)])
+    )
+    for pipelines, fields in ((table, {"lack": "sees"}), ({**table, "toy-omni": load_pipeline("toy-omni")}, {})):
+        valid = validate(question, pipelines)
+        for field, extra in (("thinker.messages.parts.media", fields), ("thinker.max_tokens", {})):
+            refusal = bad_request(field, "is bad")
+            valid.add_lack(refusal)
+            assert refusal.metadata == {"field": field, **extra}
 
 
 def test_a_seed_is_kept_or_drawn():

@@ -11,6 +11,7 @@ import sys
 from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openai
@@ -126,6 +127,32 @@ def test_openai_talks_and_draws(address: str, tmp_path: Path) -> None:
         stream = client.images.generate(model="dall-e-3", prompt=DRAWN, stream=True, partial_images=3, extra_body=seed)
         shown = [b64decode(event.b64_json) for event in stream]
         assert len(set(shown)) == 4 and shown[-1] == drawing.pictures[0].data
+
+
+def test_a_size_that_programs_send_is_that_of_the_picture_and_said(address: str, tmp_path: Path) -> None:
+    """Also where only the prompt that was drawn is shown."""
+    note = "drawn at 128x128, the size of this model, and enlarged to 1024x1024"
+    with gateway(address, tmp_path) as door, openai.OpenAI(base_url=f"http://{door.address}/v1", api_key="test", max_retries=0) as client:
+        plain = client.images.generate(model="gpt-image-1", prompt=DRAWN, extra_body={"seed": SEED})
+        sized = client.images.generate(model="gpt-image-1", prompt=DRAWN, size="1024x1024", extra_body={"seed": SEED})
+        assert plain.data is not None and sized.data is not None and sized.data[0].b64_json is not None
+        assert (plain.to_dict()["notes"], plain.data[0].revised_prompt) == ([], None)
+        assert (sized.to_dict()["notes"], sized.data[0].revised_prompt) == ([note], f"{DRAWN} ({note})")
+        with Image.open(io.BytesIO(b64decode(sized.data[0].b64_json))) as image:
+            assert image.size == (1024, 1024)
+        for drawing in (plain, sized):
+            assert drawing.usage is not None and drawing.usage.input_tokens == drawing.usage.total_tokens > len(DRAWN.split()) / 2
+        *_, last = client.images.generate(model="dall-e-3", prompt=DRAWN, size="1024x1024", stream=True, extra_body={"seed": SEED})
+        assert last.to_dict()["notes"] == [note]
+        with pytest.raises(openai.BadRequestError, match="at most 4194304 pixels") as refused:
+            client.images.generate(model="gpt-image-1", prompt=DRAWN, size="4096x4096", extra_body={"seed": SEED})
+        assert refused.value.param == "size"
+        with pytest.raises(openai.BadRequestError, match="no pipeline here can make films; serve a checkpoint that does, such as Wan"):
+            client.post("/videos", body={"prompt": DRAWN}, cast_to=object)
+        look: Any = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{plain.data[0].b64_json}"}}
+        with pytest.raises(openai.BadRequestError, match=r"not .image/png.; leave it out; serve a .* such as Qwen2\.5-Omni") as unseen:
+            client.chat.completions.create(model="smol", messages=[{"role": "user", "content": [look]}])
+        assert unseen.value.param == "messages[0].content[0].image_url.url"
 
 
 @pytest.mark.skipif(shutil.which("node") is None or shutil.which("npm") is None, reason="Node is not on this machine")

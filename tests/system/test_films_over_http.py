@@ -103,12 +103,15 @@ async def test_its_seconds_and_its_rate_are_those_that_were_asked_for(url: str) 
 
 async def test_it_begins_with_a_picture(url: str) -> None:
     picture = io.BytesIO()
-    Image.new("RGB", (64, 64), "#2060c0").save(picture, "PNG")
+    Image.new("RGB", (128, 64), "#2060c0").save(picture, "PNG")
     data = {"prompt": "a boat", "size": SIZE, "steps": "2", "seed": "3", "frames": "5"}
     answer = httpx2.post(f"{url}/v1/videos", files={"input_reference": picture.getvalue()}, data=data, headers=by("ann"))
     with_picture = await over(url, answer.json()["id"])
     assert with_picture["status"] == "completed", with_picture
+    (note,) = with_picture["notes"]
+    assert "its middle part of 64x64 is used, in the shape of 64x64" in note
     without = await made(url, frames=5)
+    assert without["notes"] == []
     films = [frames_of(get(url, f"/{one['id']}/content").content) for one in (with_picture, without)]
     assert len(films[0]) == len(films[1]) == 5 and not np.array_equal(films[0], films[1])
 

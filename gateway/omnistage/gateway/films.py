@@ -194,7 +194,7 @@ def _job_fields(jobs: Jobs, job: FilmJob) -> dict[str, Any]:
         "remixed_from_video_id": None,
         "error": job.error,
         **ours,
-        **({"notes": job.notes} if job.notes else {}),
+        "notes": job.notes,
     }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from omnistage.client import AsyncOmni
-from omnistage.client.connection import Pipeline
+from omnistage.client.connection import Pipeline, serve_advice
 from omnistage.client.errors import OmniError
 from omnistage.client.routers import ApiKey
 from omnistage.client.wording import did_you_mean
@@ -30,19 +30,20 @@ MAX_PIPELINES = 32
 
 @dataclass(frozen=True, slots=True)
 class Ability:
-    """An ability that an endpoint needs of a pipeline. name: its name in messages. endpoint: the path that needs it. has: returns whether a
-    pipeline has it."""
+    """An ability that an endpoint needs of a pipeline. name: its name in messages. lack: what a router lacks that has no such pipeline, as
+    the client library calls it. endpoint: the path that needs it. has: returns whether a pipeline has it."""
 
     name: str
+    lack: str
     endpoint: str
     has: Callable[[Pipeline], bool]
 
 
-ANSWER = Ability("answer in text", "POST /v1/chat/completions", lambda one: "thinker" in one.stages)
-SPEAK = Ability("speak a text", "POST /v1/audio/speech", lambda one: "thinker" in one.stages and "audio" in _outputs_of(one))
-DRAW = Ability("draw", "POST /v1/images/generations", lambda one: one.draws and "image" in _outputs_of(one))
-FILM = Ability("make films", "POST /v1/videos", lambda one: one.draws and "video" in _outputs_of(one))
-SOUND = Ability("make sound of a prompt", "POST /v1/audio/generate", lambda one: one.draws and "audio" in _outputs_of(one))
+ANSWER = Ability("answer in text", "answer", "POST /v1/chat/completions", lambda one: "thinker" in one.stages)
+SPEAK = Ability("speak a text", "speech", "POST /v1/audio/speech", lambda one: "thinker" in one.stages and "audio" in _outputs_of(one))
+DRAW = Ability("draw", "image", "POST /v1/images/generations", lambda one: one.draws and "image" in _outputs_of(one))
+FILM = Ability("make films", "video", "POST /v1/videos", lambda one: one.draws and "video" in _outputs_of(one))
+SOUND = Ability("make sound of a prompt", "sound", "POST /v1/audio/generate", lambda one: one.draws and "audio" in _outputs_of(one))
 ABILITIES = (ANSWER, SPEAK, DRAW, FILM, SOUND)
 
 
@@ -136,7 +137,8 @@ class Offer:
             return self._able(pipeline, ability).name
         pipelines = await self.pipelines()
         if pipelines and not any(map(ability.has, pipelines)):
-            raise ApiError(400, f"model: no pipeline here can {ability.name}", param="model", code="unsupported", hint=LIST)
+            fault = f"model: no pipeline here can {ability.name}; {serve_advice(ability.lack)}"
+            raise ApiError(400, fault, param="model", code="unsupported", hint=LIST)
         return None
 
     def _able(self, pipeline: Pipeline, ability: Ability) -> Pipeline:
@@ -144,7 +146,7 @@ class Offer:
         if ability.has(pipeline):
             return pipeline
         able = [one.name for one in self._pipelines if ability.has(one)]
-        hint_words = f"these can: {', '.join(able[:MAX_PIPELINES])}" if able else "no pipeline here can"
+        hint_words = f"these can: {', '.join(able[:MAX_PIPELINES])}" if able else f"no pipeline here can; {serve_advice(ability.lack)}"
         own_ability = next((each for each in ABILITIES if each.has(pipeline)), None)
         hint = f"Ask {own_ability.endpoint} for it." if own_ability else LIST
         raise ApiError(400, f"model: {pipeline.name} cannot {ability.name}; {hint_words}", param="model", code="unsupported", hint=hint)

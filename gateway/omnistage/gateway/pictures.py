@@ -244,15 +244,21 @@ def _response(answer: Answer, body: PictureRequest, url_of: Callable[[Picture], 
     first = answer.pictures[0] if answer.pictures else None
     fields = {
         "created": int(time.time()),
-        "data": [_picture(picture, body, url_of(picture)) for picture in answer.pictures],
+        "data": [{**_picture(picture, body, url_of(picture)), **_revised_prompt(answer, body)} for picture in answer.pictures],
         "background": _background(body),
         **({"output_format": _format(first)} if first else {}),
         **({"size": body.size} if sides_of(body.size) else {}),
         "usage": picture_usage(answer.usage),
         "seed": shown_seed(answer.seed, body.seed),
-        **({"notes": list(answer.notes)} if answer.notes else {}),
+        "notes": list(answer.notes),
     }
     return JSONResponse(fields)
+
+
+def _revised_prompt(answer: Answer, body: PictureRequest) -> dict[str, str]:
+    """OpenAI's field for a prompt that was drawn in another way than it says: the prompt and the notes. Programs show it, and show no
+    notes."""
+    return {"revised_prompt": f"{body.prompt} ({'; '.join(answer.notes)})"} if answer.notes else {}
 
 
 def _picture(picture: Picture, body: PictureRequest, url: str = "") -> dict[str, Any]:
@@ -300,7 +306,8 @@ async def _events(events: Events, body: PictureRequest, event_name: str) -> Piec
 
 def _completed_event(picture: Picture, body: PictureRequest, event_name: str, usage: Usage | None = None) -> bytes:
     """The event of a finished picture. usage: of all pictures, for the last event; None: for other events."""
-    return _event(f"{event_name}.completed", {**_picture_fields(picture, body), "usage": picture_usage(usage)})
+    account = {"usage": picture_usage(usage), "notes": list(usage.notes) if usage else []}
+    return _event(f"{event_name}.completed", {**_picture_fields(picture, body), **account})
 
 
 def _picture_fields(picture: Picture, body: PictureRequest) -> dict[str, Any]:

@@ -61,8 +61,8 @@ def speech_usage(usage: Usage) -> dict[str, int]:
 
 
 def picture_usage(usage: Usage | None) -> dict[str, Any]:
-    """The usage of pictures. A picture has no tokens; the prompt has some if the model counts them. usage: None: all numbers are 0, because
-    another event has them."""
+    """The usage of pictures. No pipeline counts pictures in tokens; those that are drawn step by step count the prompt. usage: None: all
+    numbers are 0, because another event has them."""
     prompt_tokens = 0 if usage is None else usage.prompt_tokens or 0
     return {
         "input_tokens": prompt_tokens,

@@ -289,7 +289,14 @@ class Note:
     text: str
 
 
-Drawn = StepsDone | Preview | EncodedPicture | Clip | Sound | TensorRows | Note
+@dataclass(frozen=True, slots=True)
+class PromptRead:
+    """The number of tokens of a drawing's prompt, as the model reads it."""
+
+    tokens: int
+
+
+Drawn = StepsDone | Preview | EncodedPicture | Clip | Sound | TensorRows | Note | PromptRead
 
 
 class DiffusionModel(Model, Protocol[P]):

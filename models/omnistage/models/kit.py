@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from omnistage.models.interface import Piece as Piece
     from omnistage.models.interface import PortSpec as PortSpec
     from omnistage.models.interface import Preview as Preview
+    from omnistage.models.interface import PromptRead as PromptRead
     from omnistage.models.interface import Sampling as Sampling
     from omnistage.models.interface import Sound as Sound
     from omnistage.models.interface import SpeechRequest as SpeechRequest
@@ -127,6 +128,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
         "Piece",
         "PortSpec",
         "Preview",
+        "PromptRead",
         "Sampling",
         "Sound",
         "SpeechRequest",

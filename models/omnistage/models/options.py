@@ -69,6 +69,13 @@ class LoadOptions:
     enable_cache: bool | None = _setting(
         None, "Keep computed results for later prompts with the same beginning.", "BOOL", default_text="True"
     )
+    max_pixels: int = _setting(
+        0,
+        "Pixels of the largest picture that may be drawn, or of the largest frame of a film.",
+        least=1,
+        most=1 << 28,
+        default_text="four times those of the model's own size",
+    )
     tensor_parallel_size: int = _setting(
         1,
         "Number of ranks over which a model is spread: processes of this machine, each with a GPU.",

@@ -213,7 +213,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         if span.trace_id:
             structlog.contextvars.bind_contextvars(trace_id=span.trace_id)
         account = Account(client_text(client), span)
-        begin_s, name = time.monotonic(), ""
+        begin_s, name, valid = time.monotonic(), "", None
         try:
             valid = self._valid(await read(), account)
             name = valid.pipeline.name
@@ -228,6 +228,8 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
                     await self._answer(valid, place, context, write, conversation, account)
             account.finish()
         except StageError as error:
+            if valid is not None:
+                valid.add_lack(error)
             account.failed(error)
             raise
         except CallerGone:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
@@ -30,6 +30,21 @@ DRAWING = {
 """The phrases of a refusal about pipelines that draw, by the wanted output: for several pipelines that can make it, for one pipeline that
 can, and for one that cannot. An output that is not listed here counts as a picture."""
 PICTURES = ("draw", "draws", "does not draw")
+
+ABILITIES: Mapping[str, tuple[str, Callable[[PipelineFile], bool]]] = {
+    "video": ("makes films", lambda pipeline: pipeline.draws and "video" in pipeline.offered),
+    "sound": ("makes sound of a prompt", lambda pipeline: pipeline.draws and "audio" in pipeline.offered),
+    "image": ("draws", lambda pipeline: pipeline.draws and "image" in pipeline.offered),
+    "drawing": ("draws", lambda pipeline: pipeline.draws),
+    "edit": ("draws from pictures", lambda pipeline: pipeline.draws and "image" in pipeline.inputs),
+    "speech": ("speaks", lambda pipeline: "thinker" in pipeline.kinds and "audio" in pipeline.offered),
+    "answer": ("answers", lambda pipeline: "thinker" in pipeline.kinds),
+    "sees": ("looks at pictures", lambda pipeline: "thinker" in pipeline.kinds and "image" in pipeline.inputs),
+    "hears": ("listens to sound", lambda pipeline: "thinker" in pipeline.kinds and "audio" in pipeline.inputs),
+    "watches": ("watches films", lambda pipeline: "thinker" in pipeline.kinds and "video" in pipeline.inputs),
+}
+"""The abilities that a request may need of a pipeline, by name: the words for a pipeline that has it, and whether one has it. A name that
+no pipeline has goes to the client as metadata `lack`, and the client names a checkpoint for it."""
 
 MAX_PIPELINES = 8
 """Largest number of pipelines that one error lists."""
@@ -115,6 +130,8 @@ def _choose_name(request: omni_pb2.GenerateRequest, fits: Mapping[str, Fit]) -> 
     # The candidates are in the order of the pipelines, so the default can only be the first of them.
     if len(fits) == 1 or default in candidates[:1]:
         return default
+    if not candidates and (lack := _lack(request, fits.values())):
+        raise StageError("BAD_REQUEST", f"nothing here {ABILITIES[lack][0]}", metadata={"field": "model", "lack": lack})
     if not candidates:
         text = "; ".join(f"{name} {fit.reasons}" for name, fit in list(fits.items())[:MAX_PIPELINES])
         if request.HasField("diffusion"):
@@ -146,6 +163,34 @@ def _refuse_choice(candidates: Sequence[str], reason: str) -> StageError:
     return StageError("BAD_REQUEST", text, metadata={"field": "model", "candidates": ",".join(names)})
 
 
+def _wants(request: omni_pb2.GenerateRequest) -> Iterator[str]:
+    """Yields the names of the ABILITIES that a request needs."""
+    is_drawing = request.HasField("diffusion")
+    of_outputs = {"video": "video", "image": "image", "text": "answer", "audio": "sound" if is_drawing else "speech"}
+    yield from (of_outputs[output] for output in request.outputs if output in of_outputs)
+    if is_drawing:
+        yield "drawing"
+    if request.HasField("talker") or request.HasField("code2wav"):
+        yield "speech"
+    if request.thinker.messages and not is_drawing and not _is_prompt(request):
+        yield "answer"
+    of_media = {"image": "edit"} if is_drawing else {"image": "sees", "audio": "hears", "video": "watches"}
+    yield from (of_media[medium] for medium in media(request) if medium in of_media)
+
+
+def _lack(request: omni_pb2.GenerateRequest, fits: Collection[Fit]) -> str:
+    """The first of the ABILITIES that a request needs and no pipeline has; empty if each is there, but not all in one pipeline."""
+    return next((want for want in _wants(request) if not any(ABILITIES[want][1](fit.pipeline) for fit in fits)), "")
+
+
+def _with_lack(refusal: StageError, request: omni_pb2.GenerateRequest, fits: Collection[Fit]) -> StageError:
+    """The refusal, with the name of what no pipeline here can do for the request, if there is such a thing, so that clients can say which
+    checkpoint does it."""
+    if lack := _lack(request, fits):
+        refusal.metadata["lack"] = lack
+    return refusal
+
+
 def media(request: omni_pb2.GenerateRequest) -> list[str]:
     """The kinds of media that a request gives, as pipelines name their inputs: text, image, audio, video; for any other kind the first part
     of its media type."""
@@ -170,7 +215,9 @@ def check_outputs(request: omni_pb2.GenerateRequest, fit: Fit, fits: Collection[
         able = _names([other for other in fits if not other.missing_kinds and not other.missing_outputs])
         advice = f"; {able}" if able else ""
         missing = ", ".join(repr(name[:16]) for name in fit.missing_outputs)
-        raise bad_request("outputs", f"{pipeline.name} gives {', '.join(pipeline.offered)}, not {missing}{reason}{advice}")
+        fault = f"{pipeline.name} gives {', '.join(pipeline.offered)}, not {missing}{reason}{advice}"
+        # No variable here keeps the error: both would keep each other, and all media of the request.
+        raise _with_lack(bad_request("outputs", fault), request, fits)
     # The progress may be named beside other outputs even if the pipeline does not offer it.
     return frozenset(request.outputs or pipeline.outputs) & {*pipeline.offered}
 
@@ -179,7 +226,7 @@ def _refuse_stage(fit: Fit, kind: str, fits: Collection[Fit]) -> StageError:
     """The refusal of params for a stage that the pipeline lacks, with the pipelines that have that stage."""
     able = _names([other for other in fits if kind in other.pipeline.kinds and not other.missing_outputs])
     text = f"{fit.pipeline.name} {fit.name_lack(kind)}; {able or 'no other pipeline of this router does'}"
-    return StageError("BAD_REQUEST", text, metadata={"field": kind})
+    return _with_lack(StageError("BAD_REQUEST", text, metadata={"field": kind}), fit.request, fits)
 
 
 def _names(fits: Sequence[Fit]) -> str:
@@ -273,7 +320,7 @@ class ValidRequest:
     """A checked request. outputs: the ports that the client gets. params: of every stage, by kind, with defaults filled in. resume: the
     part of an interrupted answer that the client has; the stages check its contents. revisions: of the stages that began that answer, in
     their order; empty: any. batches: the client takes several chunks in one message. ports: on which the client streams parts of the
-    request."""
+    request. lack: the name of what no pipeline here does, if the pipeline does not take the media of the request; a stage refuses them."""
 
     pipeline: PipelineFile
     outputs: frozenset[str]
@@ -284,6 +331,16 @@ class ValidRequest:
     revisions: Sequence[str]
     batches: bool
     ports: Sequence[str]
+    lack: str = ""
+
+    def add_lack(self, refusal: StageError) -> None:
+        """Note in a stage's refusal of media that no pipeline here takes such media for this request."""
+        if self.lack and refusal.metadata.get("field", "").endswith(MEDIA_FIELDS):
+            refusal.metadata["lack"] = self.lack
+
+
+MEDIA_FIELDS = (".media", ".media_type", ".images")
+"""Ends of the names of fields with media, by which stages refuse them."""
 
 
 async def parse(data: bytes, turn: Callable[[], AbstractAsyncContextManager[None]]) -> omni_pb2.GenerateRequest:
@@ -332,6 +389,7 @@ def validate(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline
         tuple(request.revisions),
         request.batches,
         tuple(part.port for turn in request.thinker.messages for part in turn.parts if part.HasField("port")),
+        _lack(request, fits) if fit.missing_media else "",
     )
 
 

@@ -35,6 +35,7 @@ SHELL = Wording(
         "keep_sound": "--out F",
         "text_alone": "--text-only, without --out and --captions",
         "named_with": "`omnistage serve NAME --checkpoint DIR`",
+        "own_stack": "--pipeline DIR",
         "start_timeout": "`omnistage serve`, which waits without a limit",
     },
     lambda name, value: f"{name} {value}",

@@ -228,8 +228,14 @@ LACK_FIELDS = ("model", "thinker", "diffusion")
 DRAWING_LACK_FIELDS = (*LACK_FIELDS, "outputs")
 """The fields that a router names in its refusal when it has no pipeline for the request; DRAWING_LACK_FIELDS: for a drawing."""
 
-MAKERS = {"image": "draws pictures, such as Qwen-Image", "video": "makes films, such as Wan", "audio": "makes sound, such as Stable Audio"}
-"""By the output port of a drawing: the checkpoints that can make such an output, in words."""
+CHECKPOINTS = {
+    "video": "Wan 2.2",
+    "sound": "Stable Audio Open",
+    **dict.fromkeys(("image", "drawing"), "Qwen-Image"),
+    "edit": "Qwen-Image-Edit",
+    **dict.fromkeys(("speech", "answer", "sees", "hears", "watches"), "Qwen2.5-Omni"),
+}
+"""A published checkpoint for everything that a router may lack, by the name that its refusal has for it in the metadata `lack`."""
 
 LENGTHS = {"video": "{frames}, {steps}", "audio": "{seconds}, {steps}"}
 """The options that make a drawing smaller, by its output port."""
@@ -273,11 +279,13 @@ class Found:
         """A hint how to get a pipeline which the router lacks. The person who started the router must do it: nobody else knows the sources
         and settings of its pipelines. missing: name of the pipeline; empty: any pipeline that can do the request."""
         names = ", ".join(one.name for one in self.pipelines)
-        new_name = missing or "PIPELINE"
-        list_advice = "" if missing else " `omnistage list` shows pipelines, and what they give."
+        dots = f"where the dots are what {names} was started with"
+        if not missing:
+            own_stack = "{own_stack} gives a stack of your own for it, DIR being the folder of a checkpoint"
+            return f"{own_stack}. To add it to this router, start that again as `omnistage serve ... DIR`, {dots}."
         return (
-            f"`omnistage stop {self.address}` ends it; start it again with {new_name} added: `omnistage serve ... {new_name}`, where the"
-            f" dots are what {names} was started with.{list_advice} {ROUTER_VARIABLE}={SEARCH_OFF} gives a stack of your own instead."
+            f"`omnistage stop {self.address}` ends it; start it again with {missing} added: `omnistage serve ... {missing}`, {dots}."
+            f" {ROUTER_VARIABLE}={SEARCH_OFF} gives a stack of your own instead."
         )
 
 
@@ -289,6 +297,8 @@ def advise(router: Found | None, error: OmniError, request: omni_pb2.GenerateReq
         error.hint = f"{error.advice.removesuffix('.')}, or ask for less: {_size_advice(request)}."
     elif (router is None or router.is_own) and type(error) in ON_PRIVATE_STACK:
         error.hint = ON_PRIVATE_STACK[type(error)]
+    if lack := error.metadata.get("lack", ""):
+        error.say_more(serve_advice(lack))
     is_unknown = error.reason == "UNKNOWN_MODEL"
     lacking_fields = DRAWING_LACK_FIELDS if request.HasField("diffusion") else LACK_FIELDS
     if candidates := error.metadata.get("candidates", ""):
@@ -298,16 +308,14 @@ def advise(router: Found | None, error: OmniError, request: omni_pb2.GenerateReq
         names = re.split(r", | \(|\)", error.message.partition(PIPELINES_OPENING)[2])  # NAME, or NAME (FURTHER NAME).
         if is_unknown and (guess := did_you_mean(request.model, filter(None, names))):
             error.say_more(guess.removeprefix("; "))
-        error.hint = _lack_hint(router, request)
+        # Without a hint the refusal itself names the pipelines that exist, or those that can do it.
+        is_addable = router is not None and router.pipelines and not router.has(request.model)
+        error.hint = router.advice(request.model) if router is not None and is_addable else ""
 
 
-def _lack_hint(router: Found | None, request: omni_pb2.GenerateRequest) -> str:
-    """The hint for a request that no pipeline of the router can do; empty: the refusal itself names the pipelines that exist, or those that
-    can do it. router: None: a private stack."""
-    if router is not None:
-        return router.advice(request.model) if router.pipelines and not router.has(request.model) else ""
-    ports = ",".join({*request.outputs} - {"progress"})  # Several ports together are no key of MAKERS.
-    return f"Serve a checkpoint that {MAKERS[ports]}." if request.HasField("diffusion") and ports in MAKERS else ""
+def serve_advice(lack: str) -> str:
+    """Advice on the checkpoint that does what a router lacks. lack: a key of CHECKPOINTS; others are of newer routers."""
+    return f"serve a checkpoint that does, such as {CHECKPOINTS[lack]}" if lack in CHECKPOINTS else "serve a checkpoint that does"
 
 
 def _size_advice(request: omni_pb2.GenerateRequest) -> str:

@@ -37,6 +37,15 @@ class StageOptions(TypedDict, total=False):
         ),
     ]
     """Keep computed results for later prompts with the same beginning."""
+    max_pixels: Annotated[
+        int | Mapping[str, int],
+        About(
+            "Pixels of the largest picture that may be drawn, or of the largest frame of a film.",
+            "four times those of the model's own size",
+            Range(1, 268435456),
+        ),
+    ]
+    """Pixels of the largest picture that may be drawn, or of the largest frame of a film."""
     gpu_memory_utilization: Annotated[
         float | Mapping[str, float],
         About("Part of a GPU's memory that may be filled; has no effect on a CPU.", "the model's", Range(0, 1, is_above=True)),

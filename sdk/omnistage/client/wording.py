@@ -106,6 +106,7 @@ PYTHON = Wording(
         "keep_sound": "answer.save(path), or SoundFile",
         "text_alone": "outputs=['text']",
         "named_with": "pipeline='NAME' beside model_path",
+        "own_stack": "Omni(model_path='DIR')",
         "start_timeout": "start_timeout_s",
         "address": "address",
     },

@@ -30,11 +30,9 @@ from tools.pictures.score import scenes, score_pictures
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = [ROOT / "README.md", ROOT / "Makefile", *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md"), ROOT / "sdk/omnistage/cli/main.py"]
-SIZE = (128, 128)
 DRAWS = "this model draws coloured shapes: circle, square, triangle, star, heart"
 NONE = f"{DRAWS}; this prompt names none of them"
 NO_COLOUR = f"{DRAWS}; this prompt names none of: red, orange, yellow, green, blue, purple, pink, black, white, violet"
-SIZED = "this model was made for 128x128 pixels: at other sizes much is misplaced, or missing"
 
 
 @pytest.fixture(scope="module")
@@ -67,18 +65,13 @@ def shipped() -> Vocabulary:
     ],
 )
 def test_a_prompt_without_its_words_is_told(shipped: Vocabulary, prompt: str, notes: list[str]) -> None:
-    assert list(shipped.notes(prompt, SIZE, SIZE)) == notes
+    assert list(shipped.notes(prompt)) == notes
 
 
 def test_of_many_words_a_note_names_the_first() -> None:
     many = Vocabulary("letters", {"letter": ("a",), "mark": tuple(f"mark{chr(n)}" for n in range(97, 123))})
-    (note,) = many.notes("a", SIZE, SIZE)
+    (note,) = many.notes("a")
     assert note.endswith("markk, markl, ...")
-
-
-def test_another_size_than_its_own_is_told(shipped: Vocabulary) -> None:
-    assert list(shipped.notes("a red circle", (512, 512), SIZE)) == [SIZED]
-    assert list(shipped.notes("a cat", (128, 96), SIZE)) == [NONE, SIZED]
 
 
 def test_a_checkpoint_that_says_nothing_of_this_has_no_notes(tmp_path: Path) -> None:
@@ -86,7 +79,7 @@ def test_a_checkpoint_that_says_nothing_of_this_has_no_notes(tmp_path: Path) -> 
         if said is not None:
             (tmp_path / "omnistage.json").write_text(json.dumps(said))
         vocabulary = Vocabulary.of(tmp_path)
-        assert list(vocabulary.notes("a cat", (64, 64), (32, 32))) == []
+        assert list(vocabulary.notes("a cat")) == []
         assert vocabulary.cased("A Cat") == "A Cat"
 
 
@@ -128,7 +121,7 @@ def test_the_pages_have_the_default_model_draw_what_it_can(shipped: Vocabulary) 
     sent = [re.search(r'images/generations .*"prompt": "([^"]+)"', line) for line in lines]
     prompts = [found[1] for found in (*typed, *sent) if found] + [EXAMPLES["/v1/images/generations"]["prompt"]]
     assert len(prompts) > 6
-    assert [prompt for prompt in prompts if list(shipped.notes(prompt, SIZE, SIZE))] == []
+    assert [prompt for prompt in prompts if list(shipped.notes(prompt))] == []
 
 
 # Scenes that are drawn -------------------------------------------------------------------------------------------------------------------
@@ -178,17 +171,6 @@ async def test_words_that_were_never_said_in_training_are_no_error(model: DrawnM
 
 
 @lengths.long_form(
-    "models/diffusers/test_model.py::test_eight_in_words_and_guidance_of_their_own_draw_at_once_what_they_draw_alone",
-    "models/diffusers/test_default_picture.py::test_another_size_than_its_own_is_told",
-    unkept="the default model draws in other sizes than its own",
-)
-@pytest.mark.parametrize(("width", "height"), [(64, 64), (192, 128), (256, 256)])
-async def test_other_sizes_than_that_of_its_training_are_drawn_too(model: DrawnModel[object], width: int, height: int) -> None:
-    drawing = await draw(model, "a red circle on a blue background", width=width, height=height, steps=4)
-    assert pixels_of(drawing.pictures[0].data).shape == (height, width, 3)
-
-
-@lengths.long_form(
     "models/diffusers/test_default_picture.py::test_a_prompt_without_its_words_is_told",
     unkept="the default model draws the same of capitals",
 )
@@ -199,9 +181,9 @@ async def test_capitals_are_no_other_words(model: DrawnModel[object]) -> None:
 
 @pytest.mark.parametrize(
     ("words", "side", "blank"),
-    [("a white heart", 128, True), pytest.param("a red circle", 512, True, marks=lengths.LONG), ("a red circle", 128, False)],
+    [("a white heart", 128, True), ("a white heart", 512, True), ("a red circle", 512, False)],
 )
 async def test_a_blank_picture_is_told(model: DrawnModel[object], words: str, side: int, blank: bool) -> None:
-    """Whatever the words: white on white, or a size at which nothing is drawn."""
+    """In any size: white on white."""
     drawing = await draw(model, words, seed=1, width=side, height=side)
     assert (BLANK in [piece.text for piece in drawing.pieces if isinstance(piece, Note)]) == blank

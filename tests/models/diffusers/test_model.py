@@ -29,7 +29,7 @@ from omnistage.models.diffusers.loading import load_pictures
 from omnistage.models.diffusers.model import DrawingJob, DrawnModel
 from omnistage.models.diffusers.pictures import PicturePainter, encode_picture, parameters
 from omnistage.models.diffusers.plan import MEDIA_TYPES, PNG, DrawingLimits, plan_drawing
-from omnistage.models.interface import BadRequest, DrawRequest, Failed, TensorRows
+from omnistage.models.interface import BadRequest, DrawRequest, Failed, PromptRead, TensorRows
 from omnistage.models.options import LoadOptions
 from omnistage.models.reports import LoadError
 from omnistage.models.steps.loop import Aside
@@ -402,7 +402,7 @@ async def test_who_has_all_of_it_already_is_told_the_end_and_nothing_is_computed
     for owned in ("encode", "velocities", "images"):
         monkeypatch.setattr(model._artist._painter, owned, never)  # type: ignore[attr-defined]
     for ports in ({"image": 2}, {"image": 2, "progress": 0}, {"latents": 2 * 64, "checkpoint": 0}):
-        assert not (await draw(model, "a hill", results=2, ports=ports)).pieces
+        assert [type(piece) for piece in (await draw(model, "a hill", results=2, ports=ports)).pieces] == [PromptRead]
 
 
 async def test_of_what_was_kept_only_those_pictures_that_are_wanted_go_on(model: Model, seed: int) -> None:

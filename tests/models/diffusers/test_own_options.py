@@ -378,7 +378,7 @@ async def test_pictures_that_wait_are_bounded_and_let_go(monkeypatch: pytest.Mon
 
 
 async def test_a_pipeline_by_whole_calls_gets_a_picture_as_it_was_sent(tmp_path: Path, seed: int) -> None:
-    """It resizes by itself."""
+    """It resizes by itself, after its middle part of the asked shape was taken."""
     folder, image = changed("qwen-image", tmp_path / "q", "QwenImageImg2ImgPipeline"), picture(seed, 400, 500)
     scheduler = folder / "scheduler" / "scheduler_config.json"
     scheduler.write_text(json.dumps(json.loads(scheduler.read_text()) | {"shift_terminal": None}))  # The pipeline divides by zero else.
@@ -391,7 +391,9 @@ async def test_a_pipeline_by_whole_calls_gets_a_picture_as_it_was_sent(tmp_path:
         (given,) = (await whole.prepare(request((saved(clear),), BACKGROUND))).images
         assert given.resized[0].getcolors() == [(400 * 500, BACKGROUND)]
     said = {"width": 96, "height": 64, "num_inference_steps": 3, "true_cfg_scale": 1.0}
-    expected = published(folder, seed, prompt="bluer", image=Image.fromarray(image).convert("RGB"), **said)
+    part = Image.fromarray(image).convert("RGB").crop((0, 33, 500, 366))
+    expected = published(folder, seed, prompt="bluer", image=part, **said)
+    assert len(made.notes) == 1 and "its middle part of 500x333 is used" in made.notes[0]
     assert np.abs(made.pixels[0] - expected.astype(int)).max() <= 1
 
 

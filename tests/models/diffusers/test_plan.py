@@ -146,7 +146,7 @@ def test_defaults_that_cannot_be_drawn_are_refused(options: dict[str, Any], tmp_
 
 
 @pytest.mark.parametrize(
-    "options", [{"width": -1}, {"condition_area": 0}, {"max_pixels": 0}, {"steps": "5"}, {"colour": 1}, {"width": True}]
+    "options", [{"width": -1}, {"condition_area": 0}, {"max_pixels": -1}, {"steps": "5"}, {"colour": 1}, {"width": True}]
 )
 def test_options_that_are_none_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(LoadError):

@@ -228,9 +228,12 @@ async def test_a_pipeline_that_does_not_resize_gets_pictures_as_large_as_what_is
             drawn_where: dict[str, Any] = {"mask_image": Media("image/png", saved(mask))} if is_masked else {}
             said: dict[str, Any] = {"width": width, "height": height, "strength": 0.7, "guidance_scale": 3.0}
             drawing = await draw(model, "a dog", seed=seed, images=(saved(image),), **said, **drawn_where)
-            fitting = image.resize((width, height), Resampling.LANCZOS)
-            told = {"num_inference_steps": 3, "negative_prompt": "", **said, **({"mask_image": mask} if is_masked else {})}
+            part, middle = ((10, 0, 80, 70), "70x70") if width == height else ((0, 20, 90, 50), "90x30")
+            fitting, fitting_mask = image.crop(part).resize((width, height), Resampling.LANCZOS), mask.crop(part)
+            told = {"num_inference_steps": 3, "negative_prompt": "", **said, **({"mask_image": fitting_mask} if is_masked else {})}
             assert np.array_equal(drawing.pixels[0], published(folder, seed, image=fitting, **told))
+            (note,) = drawing.notes
+            assert "a picture of 90x70 has another shape" in note and f"its middle part of {middle} is used, in the shape of" in note
 
 
 async def test_sigmas_and_steps_that_the_scheduler_makes_nothing_of_are_refused(tmp_path: Path, seed: int) -> None:

@@ -15,7 +15,7 @@ DIFFUSERS = Family(
             "omnistage.models.diffusers.loading:load_pictures",
             devices=("cpu", "cuda"),
             dtypes=("float32", "bfloat16"),
-            uses=("threads", "max_batch_size", "enable_cache", "tensor_parallel_size"),
+            uses=("threads", "max_batch_size", "max_pixels", "enable_cache", "tensor_parallel_size"),
             options="omnistage.models.diffusers.options:DiffusersOptions",
             files=("model_index.json",),
         ),

@@ -71,7 +71,7 @@ PAINTERS: Mapping[str, type[Painter]] = {
 
 log = logging.getLogger(__name__)
 
-CODE_REVISION = "5"
+CODE_REVISION = "6"
 """Raise it with every change of the code that changes drawings."""
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -111,7 +111,8 @@ def load_pictures(folder: Path, options: LoadOptions) -> DrawnModel[Any]:
 
 def _load(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel[Any]:
     """Load the pipeline, try it, and describe it as a model. team: the processes that share the transformer; None: this process alone."""
-    diffusers_options = DiffusersOptions.from_settings(dict(options.family))
+    max_pixels = {"max_pixels": options.max_pixels} if options.max_pixels else {}
+    diffusers_options = DiffusersOptions.from_settings({**options.family, **max_pixels})
     dtype = dtype_of(options.device) if options.dtype == "auto" else options.dtype
     torch.set_num_threads(options.threads)
     silence()
@@ -124,10 +125,11 @@ def _load(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel[A
     usual_plan = _trial_plan(artist, name)
     step_tokens, max_tokens = _token_limits(artist, name, usual_plan, options, diffusers_options.max_tokens)
     makes_films = any(port.content is Content.VIDEO for port in artist.ports)
-    film_memory, prompt_tokens = getattr(artist, "memory", None), artist.limits.prompt_tokens
+    film_memory, prompt_tokens, only_size = getattr(artist, "memory", None), artist.limits.prompt_tokens, artist.limits.only_size
     settings = {  # Those with an empty text are left out.
         "dtype": options.describe("dtype", dtype),
         "drawn": "step by step" if isinstance(artist, StepDrawing) else "by whole calls of the pipeline",
+        "drawn in one size": "{}x{} pixels; other sizes are made of that".format(*only_size) if only_size else "",
         "drawn by default": f"{_size_told(usual_plan)} in {usual_plan.steps} steps with guidance {usual_plan.guidance:g}",
         "latent tokens": f"{step_tokens} in a step, {max_tokens} of all that is drawn at once",
         "words of a prompt": f"the first {prompt_tokens} tokens are drawn" if prompt_tokens else "",
@@ -154,7 +156,8 @@ def _load(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel[A
             settings=f"{artist.limits} {diffusers_options.condition_area} {get_cpu_capability()} {memory.settings}".strip()
             + "".join(f" lora {lora.digest}{lora.part}={lora.scale:g}" for lora in loras)
             + (f" {encoders()}" if makes_films else "")
-            + "".join(f" {option}" for option in sorted(artist.limits.takes)),
+            + "".join(f" {option}" for option in sorted(artist.limits.takes))
+            + (f" {only_size}" if only_size else ""),
         ),
         accepts=(),
         produces=artist.ports,
@@ -215,7 +218,7 @@ def _make_artist(
 def _size_told(plan: DrawingPlan) -> str:
     if plan.seconds:
         return f"{plan.seconds:g} s of sound"
-    pixels = f"{plan.width}x{plan.height} pixels"
+    pixels = "{}x{} pixels".format(*plan.size)
     return f"{plan.frames} frames of {pixels}" if plan.frames else pixels
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -21,9 +22,11 @@ from diffusers.utils.state_dict_utils import convert_unet_state_dict_to_peft
 from safetensors import safe_open
 
 from omnistage.models.checkpoint.files import BadCheckpoint
-from omnistage.models.checkpoint.header import check_finite, check_unpacked, weights_in
+from omnistage.models.checkpoint.header import Stored, check_finite, check_unpacked, weights_in
 from omnistage.models.diffusers.folder import mute_libraries
 from omnistage.models.reports import LoadError
+
+log = logging.getLogger(__name__)
 
 MAX_LORAS = 16
 PARTS = ("transformer", "transformer_2")
@@ -32,8 +35,11 @@ WHICH = "the first has the steps of high noise, the second those of low"
 SECOND = "load_into_transformer_2"
 """The name of the second part for Diffusers' loader."""
 MAX_SCALE = 100.0
-DOWN = re.compile(r"[._]lora(_A|_down|\d*\.down|_linear_layer\.down)\b")
-"""Matches names of weights that lead from a layer to as many numbers as the rank: the first of a LoRA's two sides, in all spellings."""
+SIDE = re.compile(r"(?<=[._]lora)(_|\d*\.|_linear_layer\.)(A|B|down|up)\b")
+"""Matches, in names of weights, one of a LoRA's two sides, in all spellings: A or down leads from a layer to as many numbers as the rank,
+B or up leads back from them."""
+OTHER_SIDE: Mapping[str, str] = {"A": "B", "down": "up", "B": "A", "up": "down"}
+FIRST_SIDES = ("A", "down")
 LORA_WEIGHT = re.compile(
     r"[._]lora(_[AB]|(_|\d*\.|_linear_layer\.)(down|up))(\.\w+)?\.(weight|bias)$|\.lora_magnitude_vector\b|\.alpha$|\.diff(_b)?$"
 )
@@ -107,9 +113,9 @@ def add_loras(pipe: Any, loras: Sequence[Lora]) -> None:
                 _load(pipe, lora, name)
         except (BadCheckpoint, MemoryError):
             raise
-        except Exception as error:  # the loader raises every kind of error for a bad file
-            reason = " ".join(str(error).split())[:300]
-            raise BadCheckpoint(f"{lora.path} does not fit {type(pipe).__name__}; is it a LoRA of another model? {reason}") from error
+        except Exception as error:  # the loader raises every kind of error for a bad file, in words for those who wrote it
+            log.warning("%s: the loader of diffusers raised %s: %s", lora.path, type(error).__name__, " ".join(str(error).split())[:300])
+            raise BadCheckpoint(f"{lora.path} does not fit {type(pipe).__name__}; is it a LoRA of another model?") from error
     pipe.set_adapters(names, [lora.scale for lora in loras])
 
 
@@ -136,7 +142,7 @@ def _why_unused(path: Path) -> str:
     names = _names(path) if path.suffix == ".safetensors" else []
     if any(map(OTHER_KIND.search, names)):
         return NOT_READ
-    return NOT_CHOSEN if any(map(DOWN.search, names)) else ""
+    return NOT_CHOSEN if any((side := SIDE.search(name)) and side[2] in FIRST_SIDES for name in names) else ""
 
 
 def _names(path: Path) -> list[str]:
@@ -160,13 +166,34 @@ def _check_file(path: Path) -> None:
     check_unpacked(header, path)
     if any(map(OTHER_KIND.search, header)):
         raise BadCheckpoint(f"{path}: {NOT_READ}")
-    ranks = frozenset(stored.shape[0] for name, stored in header.items() if DOWN.search(name) and stored.shape)
-    if not ranks:
+    if not any(map(SIDE.search, header)):
         raise BadCheckpoint(f"{path} is no LoRA: no weight in it is called so, the first is {min(header, default='missing')[:80]}")
     if unknown := [name for name in header if not LORA_WEIGHT.search(name)]:
         raise BadCheckpoint(f"{path} has more than a LoRA has, which would be left out: {_list_names(unknown)}; give one without")
+    ranks = _check_sides(path, header)
     if METADATA in metadata:
         _check_said(path, metadata[METADATA], ranks)
+
+
+def _check_sides(path: Path, header: Mapping[str, Stored]) -> frozenset[int]:
+    """The ranks of the weights in a file. Raises BadCheckpoint for a side of a layer without the other, sides that do not fit each other,
+    and a scale that is not one number of a layer: the loader would stop at these with an error of its own, or leave them out."""
+    sides = {name: side for name in header if (side := SIDE.search(name)) and not name.endswith(".bias")}
+    twins = {name: f"{name[: side.start()]}{side[1]}{OTHER_SIDE[side[2]]}{name[side.end() :]}" for name, side in sides.items()}
+    if missing := twins.values() - header.keys():
+        raise BadCheckpoint(f"{path} has a part of a layer without the other, which is missing: {_list_names(missing)}; save it anew")
+    for name in sorted(twin for name, twin in twins.items() if sides[name][2] not in FIRST_SIDES):
+        down, up = header[name].shape, header[twins[name]].shape
+        if min(len(down), len(up)) < 2 or 0 in (*down, *up) or down[0] != up[1]:
+            shapes = {each[:200]: "x".join(map(str, header[each].shape)) or "one number" for each in (name, twins[name])}
+            shape_text = " and ".join(f"{each} of {shape}" for each, shape in shapes.items())
+            raise BadCheckpoint(f"{path} has two parts of a layer that do not fit each other, {shape_text}; save it anew")
+    layers = tuple({name[: side.start()].removesuffix("lora")[:-1] for name, side in sides.items()})
+    for name, stored in sorted(header.items()):
+        layer = name.removesuffix(".alpha")
+        if layer != name and (math.prod(stored.shape) != 1 or not layer.startswith(layers)):
+            raise BadCheckpoint(f"{path}: {name[:200]} is not one number, or of a layer that the file does not change; save it anew")
+    return frozenset(header[name].shape[0] for name, side in sides.items() if side[2] in FIRST_SIDES)
 
 
 def _check_said(path: Path, text: str, ranks: frozenset[int]) -> None:
@@ -213,9 +240,11 @@ def _by_layer(value: object, ranks: Collection[int], is_fit: Any) -> bool:
 
 @dataclass(slots=True)
 class _Reading:
-    """The reading of one file by the loader. names: all names in it. values: hashes of its weights. alphas: by name, the numbers that scale
-    the changes. passed: names of weights that some model got. models: for each model, its weights by its own names, and its alphas."""
+    """The reading of one file by the loader. path: of the file. names: all names in it. values: hashes of its weights. alphas: by name, the
+    numbers that scale the changes. passed: names of weights that some model got. models: for each model, its weights by its own names, and
+    its alphas."""
 
+    path: Path
     names: set[str] = field(default_factory=set)
     values: set[bytes] = field(default_factory=set)
     alphas: dict[str, float] = field(default_factory=dict)
@@ -225,13 +254,14 @@ class _Reading:
     def note(self, model: torch.nn.Module, prefix: str, weights: Mapping[str, torch.Tensor]) -> None:
         """Note that a model got these weights, which the loader made from all names that begin with the prefix."""
         self.passed.update(name for name in self.names if name.startswith(prefix))
+        _check_layers(model, self.path, weights)
         self.models[model] = weights, [alpha for name, alpha in self.alphas.items() if name.startswith(prefix)]
 
 
 def _load(pipe: Any, lora: Lora, name: str) -> None:
     """Load one file into the pipeline, and check that the models then have exactly its weights. name: the adapter's name."""
     path, second = lora.path, {SECOND: True} if lora.part == PARTS[1] else {}
-    with _watch_loader(pipe) as reading:
+    with _watch_loader(pipe, path) as reading:
         pipe.load_lora_weights(str(path), weight_name=path.name, adapter_name=name, local_files_only=True, use_safetensors=True, **second)
     _check_passed(pipe, path, reading)
     _check_differences(pipe, path, reading)
@@ -241,9 +271,9 @@ def _load(pipe: Any, lora: Lora, name: str) -> None:
 
 
 @contextmanager
-def _watch_loader(pipe: Any) -> Iterator[_Reading]:
+def _watch_loader(pipe: Any, path: Path) -> Iterator[_Reading]:
     """Within this context the loader's functions note the weights that each model gets, and pass on only metadata in METADATA_CHECKS."""
-    reading = _Reading()
+    reading = _Reading(path)
     models = {part: model for part, model in pipe.components.items() if isinstance(model, torch.nn.Module)}
     methods = [(pipe, "lora_state_dict", _watch_reading(pipe.lora_state_dict, reading))]
     for part, model in models.items():
@@ -323,6 +353,23 @@ def _check_differences(pipe: Any, path: Path, reading: _Reading) -> None:
 def _digest(value: torch.Tensor) -> bytes:
     """A hash, equal for equal weights."""
     return hashlib.sha256(value.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()).digest()
+
+
+def _check_layers(model: torch.nn.Module, path: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    """Raises BadCheckpoint unless the model has all layers that these weights change, of their widths. weights: by the names of peft."""
+    kind, layers = type(model).__name__, dict(model.named_modules())
+    sides = {name: side for name in weights if (side := SIDE.search(name)) and not name.endswith(".bias")}
+    places = {name: name[: side.start()].removesuffix(".lora") for name, side in sides.items()}
+    if strange := {name.removesuffix(".weight") for name, place in places.items() if place not in layers}:
+        raise BadCheckpoint(f"{path} changes layers that {kind} does not have: {_list_names(strange)}; is it a LoRA of another model?")
+    for name, side in sides.items():
+        layer = getattr(layers[places[name]], "base_layer", layers[places[name]])
+        if not isinstance(layer, torch.nn.Linear | torch.nn.Conv2d) or getattr(layer, "groups", 1) > 1:
+            continue
+        axis, verb = (1, "takes") if side[2] in FIRST_SIDES else (0, "gives")
+        if weights[name].shape[axis] != layer.weight.shape[axis]:
+            fault = f"{name[:200]} is for {weights[name].shape[axis]} values, and the layer {verb} {layer.weight.shape[axis]}"
+            raise BadCheckpoint(f"{path} does not fit {kind}: {fault}; is it a LoRA of another model?")
 
 
 def _check_loaded(model: torch.nn.Module, path: Path, name: str, weights: Mapping[str, torch.Tensor]) -> None:

@@ -19,7 +19,7 @@ from omnistage.models.conversation import Media
 from omnistage.models.diffusers.films import FilmMemory
 from omnistage.models.diffusers.options import Vocabulary
 from omnistage.models.diffusers.painter import Canvas, Painter
-from omnistage.models.diffusers.pictures import encode_picture
+from omnistage.models.diffusers.pictures import encode_picture, size_note
 from omnistage.models.diffusers.plan import (
     GUIDES,
     PNG,
@@ -48,6 +48,7 @@ from omnistage.models.interface import (
     Note,
     Piece,
     PortSpec,
+    PromptRead,
     StepsDone,
     TensorRows,
     Wanted,
@@ -75,7 +76,8 @@ class Artist(Drawing[J], Protocol[J]):
     @property
     def limits(self) -> DrawingLimits: ...
 
-    def check_text(self, text: str) -> None: ...
+    def check_text(self, text: str) -> int | None:
+        """The number of tokens of a text; None: not known. Raises ValueError for one that cannot be read."""
 
     def sized(self, plan: DrawingPlan) -> DrawingPlan:
         """The plan with the size that follows from its images."""
@@ -147,11 +149,13 @@ class DrawnModel(Generic[J]):
         request = replace(request, prompt=cased(request.prompt), negative_prompt=cased(request.negative_prompt))
         self._artist.product.check(request)
         plan = plan_drawing(request, limits, self._info.name)
+        counts = {}
         for field, text in (("prompt", plan.prompt), ("negative_prompt", plan.negative or "")):
             try:
-                await asyncio.to_thread(self._artist.check_text, text)
+                counts[field] = await asyncio.to_thread(self._artist.check_text, text)
             except ValueError as error:
                 raise BadRequest(f"diffusion.{field}", str(error)) from None
+        plan = replace(plan, prompt_tokens=counts["prompt"])
         images = [await self._edited(plan, image, number, request.client) for number, image in enumerate(request.images, 1)]
         mask, control = [await self._guide(request, plan, field, images) for field in GUIDES]
         sources = tuple(SourcePicture(image.digest, image.background) for image in request.images)
@@ -226,9 +230,11 @@ class DrawnModel(Generic[J]):
 
     async def draw(self, prepared: DrawingPlan, inputs: AsyncIterator[Piece], ports: Wanted) -> AsyncGenerator[Drawn, None]:
         """Yields notes about the request, and then the pieces of its drawing. inputs: unused."""
-        limits = self._artist.limits
-        for note in self._vocabulary.notes(prepared.prompt, (prepared.width, prepared.height), (limits.width, limits.height)):
-            yield Note(note)
+        if prepared.prompt_tokens is not None:
+            yield PromptRead(prepared.prompt_tokens)
+        for note in (*self._vocabulary.notes(prepared.prompt), size_note(prepared), *(image.note for image in prepared.images)):
+            if note:
+                yield Note(note)
         if prepared.mask is not None and draws_nothing(prepared.mask):
             yield Note(NOTHING_DRAWN)
         job, client = self._artist.job(prepared, ports), prepared.client
@@ -279,8 +285,8 @@ class StepDrawing:
     def limits(self) -> DrawingLimits:
         return self._painter.limits
 
-    def check_text(self, text: str) -> None:
-        self._painter.check_text(text)
+    def check_text(self, text: str) -> int:
+        return self._painter.check_text(text)
 
     def sized(self, plan: DrawingPlan) -> DrawingPlan:
         return self._painter.sized(plan)

@@ -12,6 +12,7 @@ from typing import Any
 
 from omnistage.models.checkpoint.files import BadCheckpoint, json_object
 from omnistage.models.diffusers.plan import DrawingLimits
+from omnistage.models.drawing_options import MAX_SIDE
 from omnistage.models.options import validate_options
 from omnistage.models.reports import LoadError
 
@@ -20,6 +21,8 @@ DEFAULTS_FILE = "omnistage.json"
 checkpoints have none; their defaults come from the pipeline of Diffusers."""
 
 AREA = 1024 * 1024
+MAX_AREA_FACTOR = 4
+"""Models draw well near the area that they were made for: a picture may have so many times its pixels, unless the operator allows more."""
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "offload": ("group", "disk", "model"),
@@ -56,10 +59,11 @@ class DiffusersOptions:
     says.
 
     condition_area: pixels to which an edited picture is resized, and the result with it if no size is asked for. max_pixels: limit of one
-    drawn picture, or of a frame. max_steps: limit of the steps of a request. max_frames, max_seconds: limits of a film and of sound; 0: as
-    much as the model can make. max_work: limit of pixels times frames times steps; 0: see `Defaults.applied`. film_bytes: memory above the
-    weights that one film may use; 0: see `films.budget_of`. max_tokens: limit of latent tokens of all drawings at once, guidance
-    included; 0: as many as some steps have. text_cache_bytes, picture_cache_bytes: results of encoders that are kept for later requests.
+    picture, or of a frame; 0: see `Defaults.applied`. max_steps: limit of the steps of a request. max_frames, max_seconds: limits of a film
+    and of sound; 0: as much as the model can make. max_work: limit of pixels times frames times steps; 0: see `Defaults.applied`.
+    film_bytes: memory above the weights that one film may use; 0: see `films.budget_of`. max_tokens: limit of latent tokens of all drawings
+    at once, guidance included; 0: as many as some steps have. text_cache_bytes, picture_cache_bytes: results of encoders that are kept for
+    later requests.
 
     offload, storage, quantization, context_parallel: one of CHOICES, or nothing; see `placement`. offload_folder: the folder
     in which a folder is made for parts that are offloaded to the disk. vae_tiling_above: pixels of one picture above which it is decoded in
@@ -70,7 +74,7 @@ class DiffusersOptions:
     steps: int = 0
     guidance: float = -1.0
     condition_area: int = AREA
-    max_pixels: int = 2048 * 2048
+    max_pixels: int = 0
     max_steps: int = 200
     max_frames: int = 0
     max_seconds: float = 0.0
@@ -96,8 +100,8 @@ class DiffusersOptions:
             # A guidance below 0 means that of the checkpoint.
             if not isinstance(value, str) and each.name != "guidance" and value < minimum:
                 raise LoadError(f"option {each.name} is {value}: it must not be below {minimum}")
-        if not diffusers_options.condition_area or not diffusers_options.max_pixels or not diffusers_options.max_steps:
-            raise LoadError("options condition_area, max_pixels and max_steps must be above 0")
+        if not diffusers_options.condition_area or not diffusers_options.max_steps:
+            raise LoadError("options condition_area and max_steps must be above 0")
         diffusers_options._check_choices()
         return diffusers_options
 
@@ -118,37 +122,50 @@ class DiffusersOptions:
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """The options, completed by the defaults that the folder states."""
+    """The options, completed by the defaults that the folder states. width, height: of the folder; 0: it states none. has_one_size: whether
+    the model draws in no other size."""
 
     options: DiffusersOptions
+    width: int = 0
+    height: int = 0
+    has_one_size: bool = False
 
     @classmethod
     def of(cls, folder: Path, options: DiffusersOptions) -> Defaults:
         """The options, with the folder's defaults for options that were not chosen. Raises BadCheckpoint for a default of another type."""
         if not (folder / DEFAULTS_FILE).is_file():
             return cls(options)
-        defaults = json_object(folder / DEFAULTS_FILE)
+        defaults, sides = json_object(folder / DEFAULTS_FILE), {"width": 0, "height": 0}
         names = {"width": "width", "height": "height", "steps": "steps", "guidance_scale": "guidance"}
         for key, name in names.items():
             value = defaults.get(key)
-            if value is None or getattr(options, name) != getattr(DiffusersOptions(), name):
+            if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float) or not _is_fit(name, value):
                 raise BadCheckpoint(f"{folder / DEFAULTS_FILE}: {key} is {value!r} and must be a number that is not below 0")
             changed: dict[str, Any] = {name: float(value) if name == "guidance" else int(value)}
-            options = replace(options, **changed)
-        return cls(options)
+            sides |= {name: changed[name] for name in sides.keys() & changed}
+            if getattr(options, name) == getattr(DiffusersOptions(), name):
+                options = replace(options, **changed)
+        return cls(options, **sides, has_one_size=Vocabulary.of(folder).one_size)
 
     def applied(self, limits: DrawingLimits) -> DrawingLimits:
-        """The limits of a pipeline with these options applied. By default the limit of work is the largest picture, or the usual film of a
-        million pixels, in the largest number of steps. Raises LoadError for options that the pipeline cannot follow."""
+        """The limits of a pipeline with these options applied. By default the largest picture has MAX_AREA_FACTOR times the pixels of the
+        model's own size, and the limit of work is the largest picture, or the usual film of a million pixels, in the largest number of
+        steps. Raises LoadError for options that the pipeline cannot follow."""
         options = self.options
+        if self.has_one_size:
+            limits = self._in_one_size(limits)
+        # A pipeline without a size of its own, or that enlarges, is held to the usual area of such pipelines.
+        has_area = limits.width and limits.height and not limits.only_size
+        own_area = (self.width or limits.width) * (self.height or limits.height) if has_area else max(AREA, options.condition_area)
+        max_pixels = options.max_pixels or MAX_AREA_FACTOR * own_area
         max_frames = options.max_frames or limits.max_frames
         frames = limits.frames
         if frames > max_frames:  # The number of frames can only be lowered by whole multiples.
             frames -= -(-(frames - max_frames) // limits.frame_multiple) * limits.frame_multiple
         seconds = min(options.max_seconds or limits.max_seconds, limits.max_seconds)
-        usual_pixels = min(options.max_pixels, AREA) * frames if frames else options.max_pixels
+        usual_pixels = min(max_pixels, AREA) * frames if frames else max_pixels
         result = replace(
             limits,
             frames=frames,
@@ -159,7 +176,7 @@ class Defaults:
             height=(options.height or limits.height) if limits.height else 0,
             steps=options.steps or limits.steps,
             guidance=options.guidance if options.guidance >= 0 else limits.guidance,
-            max_pixels=options.max_pixels,
+            max_pixels=max_pixels,
             max_steps=options.max_steps,
             max_work=options.max_work or usual_pixels * options.max_steps,
         )
@@ -177,6 +194,15 @@ class Defaults:
             raise LoadError(f"{result.steps} steps are not taken by default: {result.min_steps} to {result.max_steps} can be")
         return result
 
+    def _in_one_size(self, limits: DrawingLimits) -> DrawingLimits:
+        """The limits of a pipeline that draws in the folder's size alone; pictures may be wanted in any size. Raises BadCheckpoint if the
+        pipeline makes no pictures of that size."""
+        width, height = self.width or limits.width, self.height or limits.height
+        is_able = limits.width and limits.height and limits.sized and not limits.frames and not limits.max_seconds
+        if not is_able or width % limits.multiple or height % limits.multiple or min(width, height) < limits.min_side:
+            raise BadCheckpoint(f"{DEFAULTS_FILE}: one_size is for pipelines that draw pictures in a size of their own; leave it out")
+        return replace(limits, only_size=(width, height), multiple=1, max_side=MAX_SIDE)
+
 
 def _is_fit(name: str, value: float) -> bool:
     """Whether the value is finite and not below 0, and whole unless it is guidance."""
@@ -193,7 +219,7 @@ _WORD = re.compile(r"[^\W\d_]+")
 class Vocabulary:
     """The words of a checkpoint. things: what it draws, as text; empty if it does not say. words: the words that it knows, by
     their subject, first the things that can be drawn, as in {"shape": ["circle", ...], "colour": ["red", ...]}. lower_case: it learned
-    small letters only, and gets prompts in them. one_size: it draws well only in its own size."""
+    small letters only, and gets prompts in them. one_size: it draws only in its own size; other sizes are made of that."""
 
     things: str = ""
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -217,15 +243,13 @@ class Vocabulary:
         """A prompt in the letters that the model was taught."""
         return prompt.lower() if self.lower_case else prompt
 
-    def notes(self, prompt: str, size: tuple[int, int], usual_size: tuple[int, int]) -> Iterator[str]:
-        """Yields notes for the client: its prompt names none of the words, or its size is not the usual. size: width and height to draw."""
+    def notes(self, prompt: str) -> Iterator[str]:
+        """Yields a note for the client if its prompt names none of the words."""
         missing = [name for name, words in self.words.items() if not _names_one(prompt, words)]
         if missing:
             # The first subject is the things that can be drawn, which `things` has named already.
             unnamed = "none of them" if missing[0] == next(iter(self.words)) else _none_of(self.words[missing[0]])
             yield f"this model draws {self.things}; this prompt names {unnamed}"
-        if self.one_size and size != usual_size:
-            yield f"this model was made for {usual_size[0]}x{usual_size[1]} pixels: at other sizes much is misplaced, or missing"
 
 
 def _none_of(words: Sequence[str]) -> str:

@@ -163,14 +163,16 @@ class Painter(ABC):
     def _own_limits(self) -> DrawingLimits:
         """The limits of the pipeline, before anybody chose others."""
 
-    def check_text(self, text: str) -> None:
-        """Raises ValueError for text that is longer than the encoder reads, or has special tokens, which stand for no text."""
+    def check_text(self, text: str) -> int:
+        """The number of tokens of a text. Raises ValueError if it is longer than the encoder reads, or has special tokens, which are no
+        text."""
         if special_token := next((token for token in self._special if token in text), None):
             raise ValueError(f"it has {special_token}, a special token of the text encoder: leave it out")
         with self._counts:
             count, limit = self.text_tokens(text)
         if count > limit:
             raise ValueError(f"it has {count} tokens, and the text encoder reads {limit}: make it shorter")
+        return count
 
     @abstractmethod
     def text_tokens(self, text: str) -> tuple[int, int]:

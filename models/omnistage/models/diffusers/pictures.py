@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
@@ -18,7 +19,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 from PIL import Image as pillow
-from PIL import PngImagePlugin
+from PIL import ImageChops, ImageFilter, PngImagePlugin
 from PIL.Image import Image, Resampling
 from torch import Tensor
 
@@ -130,7 +131,7 @@ class Pictures:
 
     def items(self, plan: DrawingPlan) -> Mapping[str, int]:
         count = plan.pictures
-        return {IMAGE: count, LATENTS: count * self._painter.grid_places(plan), PIXELS: count * plan.height * plan.width}
+        return {IMAGE: count, LATENTS: count * self._painter.grid_places(plan), PIXELS: count * math.prod(plan.size)}
 
     def first(self, plan: DrawingPlan, ports: Wanted) -> int:
         """The number of the first result that must be drawn: the client has the earlier results."""
@@ -146,7 +147,7 @@ class Pictures:
         assert canvas.estimate is not None
         grid = self._painter.preview_grid(canvas.estimate, plan)
         image = self._previews.show(grid[0]) if self._previews.is_fitted else next(self._painter.images(grid))
-        image = resize_preview(image, plan.preview_side, plan.width, plan.height)
+        image = resize_preview(image, plan)
         return [Preview(encode_picture(image, plan.picture_type), plan.picture_type, sampler.step)]
 
     def decode(self, plan: DrawingPlan, latents: Sequence[Canvas], ports: Wanted) -> Generator[Drawn, None, None]:
@@ -169,6 +170,7 @@ class Pictures:
             self._previews.fit(grid, image)
             if layers == 1 and _is_blank(image):
                 yield Note(BLANK)
+            image = in_final_size(image, plan)
             if IMAGE in first_layers and layer >= first_layers[IMAGE]:
                 yield EncodedPicture(encode_picture(image, plan.picture_type, parameter_text), plan.picture_type, layer)
             yield from self._rows(plan, ports, PIXELS, plan.pictures, number * layers + layer, partial(_pixels, image))
@@ -248,11 +250,45 @@ def _with_one(grid: Tensor) -> Tensor:
     return torch.cat([places, torch.ones(len(places), 1, dtype=torch.float64)], dim=1)
 
 
-def resize_preview(image: Image, side: int, width: int, height: int) -> Image:
-    """The preview, resized so that its longer side is `side`, or PREVIEW_SIDE for 0, but no longer than the picture's own."""
-    longest = min(side or PREVIEW_SIDE, max(width, height))
-    scale = longest / max(width, height)
-    return image.resize((max(round(width * scale), 1), max(round(height * scale), 1)), pillow.Resampling.BICUBIC)
+def resize_preview(image: Image, plan: DrawingPlan) -> Image:
+    """The preview in the shape of the picture, its longer side as the plan says, or PREVIEW_SIDE, but no longer than the picture's own."""
+    longest = min(plan.preview_side or PREVIEW_SIDE, max(plan.size))
+    width, height = (max(round(side * longest / max(plan.size)), 1) for side in plan.size)
+    return fitted(image, width, height) if plan.final_size else image.resize((width, height), Resampling.BICUBIC)
+
+
+def in_final_size(image: Image, plan: DrawingPlan) -> Image:
+    """A drawn picture in the size in which it is wanted."""
+    return fitted(image, *plan.final_size) if plan.final_size else image
+
+
+def fitted(image: Image, width: int, height: int) -> Image:
+    """The whole picture, undistorted, in another size. If that has another shape, what remains on two sides has the colour of the picture's
+    edge, so a plain background goes on. Enlarged edges are clean: no value leaves the range of the pixels around it (Lanczos alone would
+    draw a bright line beside a dark one)."""
+    scale = min(width / image.width, height / image.height)
+    size = max(round(image.width * scale), 1), max(round(image.height * scale), 1)
+    resized = image.resize(size, Resampling.LANCZOS)
+    if scale > 1:
+        low, high = (image.filter(rank(3)).resize(size, Resampling.BILINEAR) for rank in (ImageFilter.MinFilter, ImageFilter.MaxFilter))
+        resized = ImageChops.darker(ImageChops.lighter(resized, low), high)
+    if size == (width, height):
+        return resized
+    pixels = np.asarray(image).reshape(image.height, image.width, -1)
+    edge = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
+    ground = pillow.new(image.mode, (width, height), tuple(map(int, np.median(edge, axis=0))))
+    ground.paste(resized, ((width - size[0]) // 2, (height - size[1]) // 2))
+    return ground
+
+
+def size_note(plan: DrawingPlan) -> str:
+    """The note on a picture that comes out in another size than that in which it is drawn; empty for others."""
+    if plan.final_size is None:
+        return ""
+    (width, height), (final_width, final_height) = (plan.width, plan.height), plan.final_size
+    change = "enlarged" if final_width * final_height > width * height else "reduced"
+    filling = "" if final_width * height == final_height * width else ", with more background on two sides"
+    return f"drawn at {width}x{height}, the size of this model, and {change} to {final_width}x{final_height}{filling}"
 
 
 def is_due(step: int, steps: int, previews: int) -> bool:
@@ -287,8 +323,8 @@ def parameters(plan: DrawingPlan, number: int, model: str, reused: int = 0, larg
     fields = {
         "prompt": plan.prompt,
         "negative_prompt": plan.negative,
-        "width": plan.width,
-        "height": plan.height,
+        "width": plan.size[0],
+        "height": plan.size[1],
         "steps": plan.steps,
         "guidance_scale": plan.guidance,
         "seed": plan.seed_of(number),

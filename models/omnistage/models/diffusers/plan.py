@@ -59,6 +59,7 @@ class DrawingLimits:
     0: it takes none. strength: usual strength; None: it knows none. masked, controlled: whether it needs a mask and a control image.
     options: the pipeline's own. frames, seconds: usual length of a film and of sound; 0: it makes none. frame_multiple: numbers of frames
     differ by multiples of it. shaped: whether the size follows from a given picture if no size is asked for.
+    only_size: the one size that it draws, if there is one: pictures of other sizes are made of drawings of that size.
     takes: further options that it knows; their names are in the revision only if there are any.
     """
 
@@ -104,17 +105,19 @@ class DrawingLimits:
     begins: bool = False
     shaped: bool = False
     takes: frozenset[str] = field(default=frozenset(), repr=False)
+    only_size: tuple[int, int] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class EditedPicture:
     """A picture that is edited. width, height: as it was sent. resized: the picture in each size that the family needs; no other form of it
-    is kept. digest: SHA-256 of the file of a mask or a control image."""
+    is kept. digest: SHA-256 of the file of a mask or a control image. note: what the client should know of it; empty: nothing."""
 
     width: int
     height: int
     resized: tuple[Image, ...]
     digest: bytes = b""
+    note: str = ""
 
     @property
     def bytes(self) -> int:
@@ -144,13 +147,14 @@ class SourcePicture(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawingPlan(DrawingOptions):
-    """A request with its defaults filled in: the size of the pictures that come out, the steps, layers, frames and seconds (0 if the
-    pipeline makes none). The other options are as in the request, without pictures.
+    """A request with its defaults filled in: the size that is drawn, the steps, layers, frames and seconds (0 if the pipeline makes none).
+    The other options are as in the request, without pictures.
 
-    images: the pictures that are edited. sources: the identity of each of them, for caches. mask: white where to draw. control: the picture
-    that the result keeps to. negative: the prompt that guidance leads away from; None without guidance. guidance_2: the scale in the steps
-    of a second transformer. rate_hz: frames a second of a film. own_options: the given values of the pipeline's own options. history: see
-    StateLayout."""
+    final_size: width and height of the pictures that come out, if that is not the size that is drawn. prompt_tokens: number of
+    tokens of the prompt; None: not known. images: the pictures that are edited.
+    sources: the identity of each of them, for caches. mask: white where to draw. control: the picture that the result keeps to.
+    negative: the prompt that guidance leads away from; None without guidance. guidance_2: the scale in the steps of a second transformer.
+    rate_hz: frames a second of a film. own_options: the given values of the pipeline's own options. history: see StateLayout."""
 
     prompt: str
     seed: int
@@ -165,6 +169,13 @@ class DrawingPlan(DrawingOptions):
     history: NDArray[np.uint32] | None = None
     images: tuple[EditedPicture, ...] = ()
     sources: tuple[SourcePicture, ...] = ()
+    final_size: tuple[int, int] | None = None
+    prompt_tokens: int | None = None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The width and height of the pictures that come out."""
+        return self.final_size or (self.width, self.height)
 
     @property
     def pictures(self) -> int:
@@ -186,7 +197,9 @@ class DrawingPlan(DrawingOptions):
 
 def plan_drawing(request: DrawRequest, limits: DrawingLimits, name: str) -> DrawingPlan:
     """The plan of pictures, without its images yet. name: of the model. Raises BadRequest."""
-    width, height = _size(request, limits, name)
+    width, height = final_size = _size(request, limits, name)
+    if limits.only_size:
+        width, height = limits.only_size
     if request.results > limits.max_results:
         raise _bad("results", f"{name} draws at most {limits.max_results} at once, not {request.results}")
     if request.previews and not limits.previewed:
@@ -216,6 +229,7 @@ def plan_drawing(request: DrawRequest, limits: DrawingLimits, name: str) -> Draw
         rate_hz=request.frames_per_second or limits.rate_hz,
         own_options=read_options(request.options, limits.options, name),
         history=request.history,
+        final_size=None if final_size == (width, height) else final_size,
         **{each.name: getattr(request, each.name) for each in fields(DrawingOptions)} | decided,
     )
     check_size(plan, limits, name)
@@ -225,13 +239,13 @@ def plan_drawing(request: DrawRequest, limits: DrawingLimits, name: str) -> Draw
 def check_size(plan: DrawingPlan, limits: DrawingLimits, name: str, decided_by: str = "") -> None:
     """Raises BadRequest for too long sides, too many pixels, or too many pixels times steps. decided_by: the field that a wrong size comes
     from, if it is not the longer side itself."""
-    width, height = plan.width, plan.height
+    width, height = plan.size
     field = decided_by or ("width" if width >= height else "height")
     if max(width, height) > limits.max_side:
         raise _bad(field, f"{name} draws at most {limits.max_side} pixels a side, {width}x{height} was asked for or comes of it")
     if width * height > limits.max_pixels:
-        fault = f"{width}x{height} are {width * height}"
-        raise _bad(field, f"{name} draws at most {limits.max_pixels} pixels, {fault}: ask for fewer")
+        fault = f"draws at most {limits.max_pixels} pixels, {width}x{height} are {width * height}"
+        raise _bad(field, f"{name} {fault}: ask for fewer, or have its operator allow more (setting max_pixels)")
     if plan.media_type == WEBP and max(width, height) > WEBP_SIDE:
         raise _bad("media_type", f"{WEBP} has at most {WEBP_SIDE} pixels a side, {width}x{height} was asked for: take {PNG}")
     work = plan.width * plan.height * plan.pictures * max(plan.frames, 1) * plan.steps
@@ -276,6 +290,9 @@ def _size(request: DrawRequest, limits: DrawingLimits, name: str) -> tuple[int, 
         if value < limits.min_side:
             raise _bad(side, f"{name} draws {limits.min_side} pixels at least, not {value}")
     has_one_side = bool(request.width) != bool(request.height)
+    if has_one_side and limits.only_size:
+        ratio = limits.only_size[0] / limits.only_size[1]
+        return request.width or _multiple(request.height * ratio, 1), request.height or _multiple(request.width / ratio, 1)
     if request.images and (has_one_side or limits.shaped):
         return request.width, request.height  # A side of 0 follows: see in_shape.
     return request.width or limits.width, request.height or limits.height
@@ -294,6 +311,20 @@ def in_shape(plan: DrawingPlan, multiple: int) -> DrawingPlan:
 def _multiple(side: float, multiple: int) -> int:
     """The multiple that is nearest to a side, and not 0."""
     return max(round(side / multiple), 1) * multiple
+
+
+def crop_to_shape(image: Image, width: int, height: int, multiple: int = 1) -> tuple[Image, str]:
+    """The middle part of a picture that has the shape of a size, and a note that says so. A picture of that shape, up to the rounding of a
+    side to `multiple`, stays as it is, without a note; resizing any other one would distort it."""
+    ratio = image.height / image.width
+    if min(abs(width * ratio - height), abs(height / ratio - width)) <= multiple / 2:
+        return image, ""
+    new_width, new_height = min(image.width, round(image.height * width / height)), min(image.height, round(image.width * height / width))
+    new_width, new_height = max(new_width, 1), max(new_height, 1)
+    x, y = (image.width - new_width) // 2, (image.height - new_height) // 2
+    part = f"its middle part of {new_width}x{new_height} is used, in the shape of {width}x{height}"
+    note = f"a picture of {image.width}x{image.height} has another shape than what is made of it: {part}"
+    return image.crop((x, y, x + new_width, y + new_height)), note
 
 
 def with_guides(request: DrawRequest, limits: DrawingLimits, image: Media) -> DrawRequest:

@@ -13,7 +13,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from omnistage.models.diffusers.films import VIDEO, Clips, check_film
-from omnistage.models.diffusers.pictures import IMAGE, check_kind, encode_picture, parameters
+from omnistage.models.diffusers.pictures import IMAGE, check_kind, encode_picture, in_final_size, parameters
 from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan
 from omnistage.models.diffusers.sounds import AUDIO, check_sound
 from omnistage.models.interface import BadRequest, Content, Drawn, DrawRequest, EncodedPicture, Failed, PortSpec, Sound, Wanted
@@ -93,9 +93,8 @@ class WholePictures:
 
     def decode(self, plan: DrawingPlan, latents: Sequence[Image], ports: Wanted) -> Generator[Drawn, None, None]:
         for number in range(ports.get(IMAGE, plan.results), plan.results):
-            yield EncodedPicture(
-                encode_picture(latents[number], plan.picture_type, parameters(plan, number, self._model)), plan.picture_type
-            )
+            image, parameter_text = in_final_size(latents[number], plan), parameters(plan, number, self._model)
+            yield EncodedPicture(encode_picture(image, plan.picture_type, parameter_text), plan.picture_type)
 
 
 class WholeFilm:

@@ -28,7 +28,7 @@ from omnistage.models.diffusers.films import FilmPainter, decode_frames
 from omnistage.models.diffusers.own_options import Range
 from omnistage.models.diffusers.painter import TOKEN_LIMIT, BatchRow, Canvas, Conditions
 from omnistage.models.diffusers.placement import is_tiled
-from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan, EditedPicture, in_shape
+from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan, EditedPicture, crop_to_shape, in_shape
 from omnistage.models.diffusers.sampling import StepCache, min_steps
 from omnistage.models.drawing_options import MAX_SIDE
 from omnistage.models.interface import BadRequest
@@ -144,11 +144,12 @@ class WanPainter(FilmPainter):
         width, height = self._size(replace(plan, images=(picture,)))
         if max(width, height) > self.limits.max_side or width * height > self.limits.max_pixels:
             raise BadMedia(f"a film of {width}x{height} would come of it: send one that is less long, or ask for another size")
-        resized = [self.pipe.video_processor.resize(image, height, width)]
+        frame, note = crop_to_shape(image, width, height) if plan.width and plan.height else (image, "")
+        resized = [self.pipe.video_processor.resize(frame, height, width)]
         if self._sees:
-            inputs = self.pipe.image_processor(images=image, do_rescale=False, do_normalize=False, return_tensors="np")
+            inputs = self.pipe.image_processor(images=frame, do_rescale=False, do_normalize=False, return_tensors="np")
             resized.append(pillow.fromarray(inputs["pixel_values"][0].transpose(1, 2, 0).astype(np.uint8)))
-        return replace(picture, resized=tuple(resized))
+        return replace(picture, resized=tuple(resized), note=note)
 
     def sized(self, plan: DrawingPlan) -> DrawingPlan:
         """The plan in the size of its pictures. Raises BadRequest for two pictures that do not fit each other or the film."""
@@ -218,7 +219,8 @@ class WanPainter(FilmPainter):
         latents = self._pictures.get((plan.sources, plan.width, plan.height, plan.frames), partial(self._latents_of, plan))
         if self._adds_channels:
             latents = torch.cat([self._mask(latents, len(plan.images)), latents], dim=1)
-        image_rows = self._pictures.get(plan.sources, partial(self._encode_images, plan)) if self._sees else None
+        parts_key = plan.sources, plan.width, plan.height  # The shape of the film decides which part of a picture the encoder sees.
+        image_rows = self._pictures.get(parts_key, partial(self._encode_images, plan)) if self._sees else None
         return Conditions(positive, negative, latents, image_rows=image_rows)
 
     def text(self, plan: DrawingPlan, text: str) -> Tensor:

@@ -23,15 +23,16 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers import DiffusionPipeline
+from diffusers.image_processor import VaeImageProcessor
 from PIL.Image import Image
 
 from omnistage.models.diffusers.model import PROGRESS
 from omnistage.models.diffusers.options import Defaults
 from omnistage.models.diffusers.own_options import GUIDANCE, Value, own_options
-from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan, EditedPicture, in_shape
+from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan, EditedPicture, crop_to_shape, in_shape
 from omnistage.models.diffusers.results import results_of
 from omnistage.models.diffusers.sampling import min_steps
-from omnistage.models.interface import BadRequest, Content, Drawn, Failed, PortSpec, StepsDone, Wanted
+from omnistage.models.interface import BadRequest, Content, Drawn, Failed, Note, PortSpec, StepsDone, Wanted
 from omnistage.models.steps.loop import Aside
 from omnistage.models.worker import LOOK_S, still_working
 
@@ -51,7 +52,7 @@ ANY_SIGMA = 1e6
 
 class CallJob:
     """A plan, and its place in a call that other jobs may share. place: its number among the jobs of the call. step: the last step that the
-    job has seen. results: its results, once the call has ended."""
+    job has seen. results, notes: its results and what the client should know, once the call has ended."""
 
     def __init__(self, plan: DrawingPlan, ports: Wanted) -> None:
         self.plan, self.ports = plan, ports
@@ -59,6 +60,7 @@ class CallJob:
         self.place = 0
         self.step = 0
         self.results: Sequence[Any] | None = None
+        self.notes: Sequence[str] = ()
 
 
 class WholeDrawing:
@@ -184,7 +186,7 @@ class WholeDrawing:
         return size * int(getattr(self._pipe, "vae_scale_factor", 8)) if isinstance(size, int) else USUAL_SIDE
 
     def check_text(self, text: str) -> None:
-        """Checks nothing: the pipeline itself cuts text that its encoder cannot read."""
+        """Checks and counts nothing: the pipeline itself cuts text that its encoder cannot read."""
 
     def sized(self, plan: DrawingPlan) -> DrawingPlan:
         return in_shape(plan, self._multiple)
@@ -299,7 +301,7 @@ class WholeDrawing:
         assert call is not None
         if call.results is not None:
             count = job.plan.results
-            job.results = call.results[job.place * count : (job.place + 1) * count]
+            job.results, job.notes = call.results[job.place * count : (job.place + 1) * count], call.notes
             return []
         job.step = call.step
         return [StepsDone(call.step, call.steps)] if PROGRESS in job.ports else []
@@ -319,6 +321,7 @@ class WholeDrawing:
 
     def decode(self, job: CallJob) -> Generator[Drawn, None, None]:
         assert job.results is not None
+        yield from map(Note, job.notes)
         yield from self.product.decode(job.plan, job.results, job.ports)
 
 
@@ -342,8 +345,11 @@ class PipelineCall:
             scheduler = _check_sigmas(scheduler)
         scheduler.__deepcopy__ = functools.partial(_plain_copy, scheduler)
         self._pipe.scheduler = scheduler
-        if (processor := getattr(pipe, "image_processor", None)) is not None:
-            self._pipe.image_processor = _fit_size(processor, arguments)
+        self.notes: list[str] = []
+        """Notes for the client about the pictures that the call began with."""
+        for name, processor in vars(pipe).items():
+            if isinstance(processor, VaeImageProcessor):
+                setattr(self._pipe, name, _fit_size(processor, arguments, self.notes))
         self._turn, self._done = threading.Semaphore(0), threading.Semaphore(0)
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -465,18 +471,26 @@ def _plain_copy(scheduler: Any, memo: dict[int, Any]) -> Any:
     return copy.deepcopy(plain, memo)
 
 
-def _fit_size(processor: Any, arguments: Mapping[str, Any]) -> Any:
-    """The pipeline's processor of pictures. If the pipeline would draw in the size of the sent picture, a copy of it resizes the picture to
-    the width and height in the call's `arguments`. A picture that the pipeline has changed is not resized."""
+def _fit_size(processor: Any, arguments: Mapping[str, Any], notes: list[str]) -> Any:
+    """A copy of the pipeline's processor of pictures. If the pipeline would draw in the size of the sent picture, the copy resizes the
+    picture to the width and height in the call's `arguments`; a picture that the pipeline has changed is not resized. A picture of another
+    shape than it is resized to is cropped before, and a note is added."""
     preprocess, sides = processor.preprocess, {side: arguments[side] for side in ("width", "height") if side in arguments}
-    if len(sides) < 2 or not sides.keys() <= inspect.signature(preprocess).parameters.keys():
+    signature = inspect.signature(preprocess)
+    if len(sides) < 2 or not sides.keys() <= signature.parameters.keys():
         return processor
     resizer = copy.copy(processor)
 
     @functools.wraps(preprocess)
     def preprocess_in_size(image: Any, *others: Any, **keywords: Any) -> Any:
         size = sides if image is arguments.get("image") and not others else {}
-        return preprocess(image, *others, **{**size, **keywords})
+        call = signature.bind(image, *others, **{**size, **keywords})
+        width, height, mode, crops = (call.arguments.get(name) for name in ("width", "height", "resize_mode", "crops_coords"))
+        if isinstance(image, Image) and width and height and mode in (None, "default") and crops is None:
+            cropped, note = crop_to_shape(image, width, height, processor.config.vae_scale_factor)
+            call.arguments[next(iter(signature.parameters))] = cropped
+            notes.extend({note} - {"", *notes})
+        return preprocess(*call.args, **call.kwargs)
 
     resizer.preprocess = preprocess_in_size
     return resizer

@@ -15,6 +15,7 @@ from omnistage.cli.show.fetch import checkpoint, fetch, hub_name
 from omnistage.cli.stack.layout import DEFAULT_PIPELINES, Layout, PipelineLayout, ServerOptions, StageLayout, flag, of_pipeline
 from omnistage.cli.stack.names import NamedPipeline, names_of, split_word, with_own_names
 from omnistage.cli.stack.settings import check, with_loras
+from omnistage.client.connection import CHECKPOINTS
 from omnistage.client.errors import BadRequestError, RequestError, StackError, UnknownModelError
 from omnistage.client.private_stack import install
 from omnistage.client.wording import did_you_mean
@@ -464,7 +465,8 @@ def _alternative(name: str, choice: Choice) -> str:
     takes = [medium for medium in choice.inputs if medium not in pipeline.inputs]
     gives = [port for port in choice.outputs if pipeline.outputs_vary and port != "image"]
     parts = [f"{verb} {', '.join(ports)}" for verb, ports in (("takes", takes), ("gives", gives)) if ports]
-    return f"a checkpoint of {name} that {' and '.join(parts)} (its folder, or OWNER/NAME)" if parts else name
+    example = CHECKPOINTS["video" if "video" in gives else "sound" if "audio" in gives else "edit"]
+    return f"a checkpoint of {name} that {' and '.join(parts)}, such as {example} (its folder, or OWNER/NAME)" if parts else name
 
 
 def _is_able(pipeline: PipelineFile, kind: str, choice: Choice) -> bool:

@@ -26,6 +26,10 @@ STAGE_SETTINGS: Mapping[str, Any] = {
         list[str] | None,
         typer.Option(metavar="[STAGE=]BOOL", help="Keep computed results for later prompts with the same beginning."),
     ],
+    "max_pixels": Annotated[
+        list[str] | None,
+        typer.Option(metavar="[STAGE=]N", help="Pixels of the largest picture that may be drawn, or of the largest frame of a film."),
+    ],
     "tensor_parallel_size": Annotated[
         list[str] | None,
         typer.Option(metavar="[STAGE=]N", help="Number of ranks over which a model is spread: processes of this machine, each with a GPU."),

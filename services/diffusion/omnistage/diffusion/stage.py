@@ -23,6 +23,7 @@ from omnistage.models.interface import (
     Note,
     P,
     Preview,
+    PromptRead,
     Sound,
     StepsDone,
     TensorRows,
@@ -78,6 +79,9 @@ class DiffusionStage(ModelStage[DiffusionModel[P]]):
                     async for result in drawings:
                         if isinstance(result, Note):
                             timing.note(result.text)
+                            continue
+                        if isinstance(result, PromptRead):
+                            timing.prompt_tokens = result.tokens
                             continue
                         for output in self._outputs(result):
                             if output.port in ports:
