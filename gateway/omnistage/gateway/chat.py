@@ -116,6 +116,11 @@ class TextBody(ConversationBody):
         """How many likeliest tokens a row of logprobs lists; None: there are no rows."""
         raise NotImplementedError
 
+    @property
+    def limit_name(self) -> str:
+        """The name of the field that limits the tokens."""
+        return "max_tokens"
+
 
 class ChatRequest(TextBody):
     messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -144,6 +149,10 @@ class ChatRequest(TextBody):
     @property
     def row_length(self) -> int | None:
         return self.top_logprobs or 0 if self.logprobs else None
+
+    @property
+    def limit_name(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
     def hears_films(self) -> bool:
@@ -178,9 +187,8 @@ FIELDS = fields_of("chat", "messages")
 
 def names_of(body: ChatRequest) -> Mapping[str, str]:
     """The request's name of a field, by the name that the client library and the stages use."""
-    limit_name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     constraint_name = next((name for name in ("regex", "choice") if getattr(body, name) is not None), "response_format")
-    return {**FIELDS, "max_tokens": limit_name, "thinker.max_tokens": limit_name, "thinker.constraint": constraint_name}
+    return {**FIELDS, "max_tokens": body.limit_name, "thinker.max_tokens": body.limit_name, "thinker.constraint": constraint_name}
 
 
 async def _ask_all(call: HttpCall, body: ChatRequest, pipeline: str) -> list[Events]:
@@ -222,7 +230,7 @@ async def whole_choice(call: HttpCall, body: TextBody, number: int, events: Even
     logprobs = None if body.row_length is None else {"content": rows, "refusal": None}
     reason = _reason(answer.finish_reason)
     choice = {"index": number, "message": message, "finish_reason": reason, "logprobs": logprobs}
-    notes = notes_of(answer, names_of(body)["max_tokens"])
+    notes = notes_of(answer, body.limit_name)
     return {**choice, **({"notes": notes} if notes else {})}, answer.usage
 
 
@@ -285,7 +293,7 @@ class ChatStream:
                         yield self._chunk(number, choice.delta(), _reason(event.finish_reason))
         if self._options.include_events:
             for number, event in sorted(done.items()):
-                yield self._own_chunk(number, account_fields(event, self._body.seed, names_of(self._body)["max_tokens"]))
+                yield self._own_chunk(number, account_fields(event, self._body.seed, self._body.limit_name))
         if self._options.include_usage:
             usages = [event.usage for _, event in sorted(done.items())]
             yield as_event({**self._frame, "choices": [], "usage": chat_usage(usages, self._body.n or 1)})

@@ -142,9 +142,10 @@ async def complete(call: ThisCall, body: CompletionRequest) -> Response:
         return await stream_response(call.account, CompletionStream(call, body, frame, len(answers)).pieces(merge_events(answers)))
     results = await run_all([whole_choice(call, body, number, events) for number, events in enumerate(answers)])
     texts = LegacyChoices(body)
-    choices = [
-        texts.choice(number, choice["message"]["content"], choice["finish_reason"], choice["logprobs"] and choice["logprobs"]["content"])
-        for number, (choice, _) in enumerate(results)
-    ]
+    choices = []
+    for number, (choice, _) in enumerate(results):
+        rows = choice["logprobs"] and choice["logprobs"]["content"]
+        notes = {"notes": choice["notes"]} if "notes" in choice else {}
+        choices.append(texts.choice(number, choice["message"]["content"], choice["finish_reason"], rows) | notes)
     usage = chat_usage([usage for _, usage in results], body.n or 1)
     return JSONResponse({**frame, "object": "text_completion", "choices": choices, "usage": usage})

@@ -43,7 +43,7 @@ ABILITIES: Mapping[str, tuple[str, Callable[[PipelineFile], bool]]] = {
     "hears": ("listens to sound", lambda pipeline: "thinker" in pipeline.kinds and "audio" in pipeline.inputs),
     "watches": ("watches films", lambda pipeline: "thinker" in pipeline.kinds and "video" in pipeline.inputs),
 }
-"""The abilities that a request may need of a pipeline, by name: the words for a pipeline that has it, and whether one has it. A name that
+"""The abilities that a request may need of a pipeline: the words for a pipeline that has it, and whether one has it. The name of one that
 no pipeline has goes to the client as metadata `lack`, and the client names a checkpoint for it."""
 
 MAX_PIPELINES = 8
