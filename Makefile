@@ -13,7 +13,7 @@ HAS_COMPOSE = $(COMPOSE) version >/dev/null 2>&1 || { echo "make $@ needs Docker
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[^ \t:#]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## virtual environment with what the demo needs (PYTHON=python3.12 picks the Python, DEVICE=cuda the build of torch)
 	@$(PYTHON) tools/setup.py $(SETUP_FLAGS)
@@ -23,12 +23,12 @@ setup-dev: ## the same with what the tests and checks need
 	@$(BIN)/python -m tools.apart
 
 model: setup ## fetch the default model and convert it, once
-	@$(BIN)/omnistage fetch-default
+	@$(BIN)/omnistage fetch-default >/dev/null
 
 demo-draw: setup ## draw a picture: demo.png
 	@$(BIN)/omnistage draw "a red heart on the left and a small yellow star on the right, on blue" --out demo.png --seed 7
 
-demo: model ## ask a question, hear the answer: demo.wav and demo-timeline.png; on a terminal its stack stays for half an hour, with a page
+demo: model ## ask a question, hear the answer, also demo.wav and demo-timeline.png; on a terminal its stack stays for half an hour, and a desktop opens its page
 	@$(BIN)/python tools/demo.py
 
 examples: setup-dev ## install, build and run the clients in Node, Go, C++ and Java (ARGS="node go" picks some)

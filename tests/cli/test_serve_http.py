@@ -1,19 +1,16 @@
-"""`omnistage serve` takes HTTP: where, how long, and what becomes of the stack without it; a stack that nobody asks; `make demo`."""
+"""`omnistage serve` takes HTTP: where, how long, and what becomes of the stack without it; a stack that nobody asks."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import pty
 import re
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.request import ProxyHandler, Request, build_opener
@@ -30,13 +27,12 @@ from helpers.waiting import until
 from omnistage.cli.stack.ending import count_requests
 from omnistage.cli.stack.layout import DEFAULT_HTTP, Layout, PipelineLayout, ServerOptions, StageLayout, move_port, reachable_address, room
 from omnistage.cli.stack.pipelines import GATEWAY_NEEDS, with_gateway
-from omnistage.cli.stack.served import Served, all_served, open_page, register_stack
+from omnistage.cli.stack.served import Served, all_served, open_page
 from omnistage.cli.stack.settings import check
 from omnistage.client import Omni
 from omnistage.client.errors import StackError
 from omnistage.host.metrics import serve_metrics
 from omnistage.models.toy import formulas
-from tools.demo import IDLE_LIMIT_S, find_serving, tell
 
 LIMIT_S = 100.0
 
@@ -81,6 +77,8 @@ def test_it_takes_http_at_one_port_for_as_long_as_it_serves(family: ProcessFamil
         assert text == formulas.text(1, "Hi", formulas.NATURAL_LENGTH)
         assert f"page  {page}" in omnistage("status", "--address", address).stdout.splitlines()
         assert json.loads(omnistage("status", "--address", address, "--json").stdout)["page"] == page
+        at_page = omnistage("status", "--address", page.removeprefix("http://"))
+        assert at_page.returncode == 1 and f"over HTTP; its router is at {address}" in at_page.stderr
         assert 'omnistage_process_up{process="gateway"} 1.0\n' in opened(metrics)
         pid = pid_of("omnistage.gateway", family)
         assert b"OMNISTAGE_TOKEN" not in Path(f"/proc/{pid}/environ").read_bytes()
@@ -250,103 +248,3 @@ def test_it_has_a_port_of_its_own_and_is_reached_on_this_machine() -> None:
     one = {address: address for address in ("h:1", "[fe80::1]:1", "10.0.0.1:1", "a:1,b:2")}
     assert {address: reachable_address(address) for address in everywhere | one} == everywhere | one
     assert re.fullmatch(r"127\.0\.0\.1:\d+", DEFAULT_HTTP)
-
-
-# The demo
-
-
-ROOT = Path(__file__).resolve().parents[2]
-DEMO = (sys.executable, str(ROOT / "tools" / "demo.py"), "toy")
-ELSEWHERE = ("no terminal", "CI")
-
-
-@pytest.fixture
-def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: ProcessFamily) -> None:
-    """Stacks of this test, at ports of their own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OMNISTAGE_STATE", str(tmp_path / "state"))
-    for name, value in (("ADDRESS", "127.0.0.1:0"), ("HTTP", "127.0.0.1:0"), ("NO_HTTP", "false")):
-        monkeypatch.setenv(f"OMNISTAGE_SERVE_{name}", value)
-    monkeypatch.delenv("CI", raising=False)
-
-
-def on_terminal() -> str:
-    """The output of the demo on a terminal, to its end."""
-    master, slave = pty.openpty()
-    shown = b""
-    with subprocess.Popen(DEMO, stdin=slave, stdout=slave, stderr=slave) as demo:
-        os.close(slave)
-        with suppress(OSError):  # Linux says EIO when the last writer is gone
-            while piece := os.read(master, 65536):
-                shown += piece
-        assert demo.wait(LIMIT_S) == 0, shown.decode()
-    os.close(master)
-    return shown.decode()
-
-
-@pytest.mark.usefixtures("alone")
-@lengths.long_form(
-    "cli/test_serve_http.py::test_only_a_stack_that_serves_the_same_is_used_again",
-    "cli/test_serve_http.py::test_elsewhere_nothing_is_left",
-    unkept="on a terminal the stack stays, whoever has the usual port",
-)
-def test_on_a_terminal_its_stack_stays_and_is_used_again(family: ProcessFamily, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside whatever has the usual port."""
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        usual = f"127.0.0.1:{other.getsockname()[1]}"
-        monkeypatch.setenv("OMNISTAGE_SERVE_ADDRESS", usual)
-        shown = on_terminal()
-        (served,) = all_served()
-        try:
-            assert f"Something else listens at {usual}: " in shown
-            assert f"Go on in a browser: http://{served.http} " in shown
-            assert "it ends by itself when nobody has asked for 1800 s" in shown
-            last = shown.splitlines()[-1]
-            assert last.startswith("The stack ends when nobody has asked it for 30 minutes, or by: ")
-            assert last.endswith(f"omnistage stop {served.address}")
-            with build_opener(ProxyHandler({})).open(f"http://{served.http}/ready", timeout=LIMIT_S) as ready:
-                assert ready.status == 200
-            assert (tmp_path / "demo.wav").stat().st_size > 44 and (tmp_path / "demo-timeline.png").exists()
-            assert "starting the stack" not in on_terminal()
-            assert all_served() == [served]
-        finally:
-            assert omnistage("stop").returncode == 0
-    assert family.pids() == []
-
-
-@pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize(
-    ("change", "is_used"),
-    [
-        ({}, True),
-        ({"pipeline": "toy"}, False),
-        ({"pipeline": "smol, picture, toy"}, False),
-        ({"http": ""}, False),
-        ({"http": "127.0.0.1:1"}, False),
-        ({"address": "127.0.0.1:2"}, False),
-        ({"address": "127.0.0.1:2", "idle_limit_s": float(IDLE_LIMIT_S)}, True),
-    ],
-)
-def test_only_a_stack_that_serves_the_same_is_used_again(change: dict[str, Any], is_used: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    usual = "127.0.0.1:1"
-    with socket.create_server(("127.0.0.1", 0)) as gateway:
-        http = f"127.0.0.1:{gateway.getsockname()[1]}"
-        there = replace(Served(usual, os.getpid(), "smol, picture", "", 5.0, http), **change)
-        with register_stack(there):
-            assert find_serving(usual, []) == (there if is_used else None)
-        tell(there)
-    how_long = "ends when nobody has asked it for 30 minutes, or by" if there.idle_limit_s else "stays until you end it"
-    assert f"The stack {how_long}: " in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("alone")
-@lengths.one_or_all("where", ELSEWHERE)
-def test_elsewhere_nothing_is_left(family: ProcessFamily, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, seed: int) -> None:
-    if lengths.draw(where, ELSEWHERE, seed) == "CI":
-        monkeypatch.setenv("CI", "true")
-        assert "browser" not in on_terminal()
-    else:
-        done = subprocess.run(DEMO, capture_output=True, text=True, timeout=LIMIT_S, check=True)
-        assert "browser" not in done.stdout
-    assert (tmp_path / "demo.wav").exists() and all_served() == []
-    assert family.wait_ended(LIMIT_S) == []

@@ -189,6 +189,23 @@ def test_a_stack_is_announced_alike_wherever_it_runs(capsys: pytest.CaptureFixtu
     assert told in capsys.readouterr().err.splitlines()
 
 
+def test_a_terminal_of_any_width_shows_addresses_and_commands_whole(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    drawing = PipelineLayout("drawing", "drawing", [StageLayout("diffusion", "diffusers")])
+    layout = Layout([drawing, drawing], ServerOptions(http="0.0.0.0:8000"))
+    folder = "/home/somebody/with/a/folder/that/is/longer/than/any/line/of/a/terminal/may/be/logs"
+    for columns in range(80, 121):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        announce(Notices(), "127.0.0.1:50051", layout, pid=7, http="0.0.0.0:8001", metrics="0.0.0.0:9", log_folder=folder)
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().err).splitlines()
+        commands = ("stop", 'draw "A hill in the rain." --address', "pipelines --address")
+        whole = ["http://127.0.0.1:8001", folder, "/v1;", *(f"omnistage {command} 127.0.0.1:50051" for command in commands)]
+        assert [text for text in whole if not any(text in line for line in lines)] == [], lines
+        assert all(len(line) <= columns for line in lines if folder not in line), lines
+
+
 def test_several_pipelines_are_a_setting_like_any_other(tmp_path: Path) -> None:
     def printed(*words: str, **variables: str) -> dict[str, object]:
         done = omnistage("serve", *words, "--print-config", variables=variables)

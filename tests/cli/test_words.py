@@ -313,6 +313,7 @@ def test_every_help_has_examples_and_fits_a_terminal(name: str) -> None:
     assert done.returncode == 0
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80
+    assert not re.search(r"\w\.{3}|…", done.stdout), "a sentence is cut"
     assert not re.search(r"<(?!-)[a-z_]+[ \[\]a-z]*>", done.stdout), "a type of Python's is no word for what can be typed"
     examples = [line.strip() for line in lines[lines.index("  Examples:") + 1 :] if line.strip()]
     assert any(line.startswith((f"omnistage {name}", f"watch omnistage {name}")) for line in examples), examples

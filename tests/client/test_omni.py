@@ -153,6 +153,7 @@ async def test_the_async_client_does_it_all(toy_address: str) -> None:
 def test_models_and_replicas(omni: Omni) -> None:
     (model,) = omni.pipelines()
     assert (model.name, model.stages, model.outputs) == ("toy", ("thinker", "talker", "code2wav"), ("text", "audio"))
+    assert omni.voices() == {"toy": model.voices} and model.voices
     omni.generate("Hi")
     replicas = omni.replicas()
     assert [(replica.stage, replica.state) for replica in replicas] == [(stage, "serving") for stage in model.stages]

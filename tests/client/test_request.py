@@ -197,6 +197,33 @@ async def test_a_host_that_nobody_knows() -> None:
             assert omni.address == wire.address
 
 
+@pytest.mark.parametrize(
+    ("greeting", "answer", "says"),
+    [
+        (b"", b"HTTP/1.1 405 Method Not Allowed\r\nContent-Length: 0\r\n\r\n", "HTTP"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", b"", "another protocol"),
+        (b"", b"\x15\x03\x01\x00\x02\x02\x0a", "another protocol"),
+    ],
+    ids=["HTTP", "SSH", "TLS"],
+)
+async def test_a_server_that_is_no_router_is_told_at_once(greeting: bytes, answer: bytes, says: str) -> None:
+    """And another router of the same list is asked."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greeting)
+        await reader.read(1000)
+        writer.write(answer)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, listening(PlayingPeer()) as wire:
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(UnavailableError, match=f"no router answers at {address}, but a server that speaks {says}") as caught:
+            await AsyncOmni(address=address, connect_timeout_s=250.0).start()
+        assert "127.0.0.1:50050" in caught.value.hint
+        async with AsyncOmni(address=f"{address},{wire.address}") as omni:
+            assert omni.address == wire.address
+
+
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf"), "soon", True])
 async def test_a_time_limit_that_is_none(timeout_s: Any) -> None:
     async with listening(PlayingPeer()) as wire, AsyncOmni(address=wire.address) as omni:

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import soundfile
 import typer.main
 
 from helpers import lengths
@@ -23,6 +24,7 @@ from helpers.drawings import checkpoint
 from helpers.media_files import picture
 from helpers.ports import take_address
 from helpers.processes import ProcessFamily, StartedProcess
+from helpers.sink import Sink
 from helpers.surroundings import usual_variables
 from omnistage.cli.main import app
 from omnistage.client import Omni
@@ -132,9 +134,11 @@ def test_its_python(reader: Path, free_port: int) -> None:
 
 def test_what_it_names_is_there() -> None:
     """Targets of make, and commands, also in the middle of a sentence."""
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     named = set(re.findall(r"(?:^|`)make ([a-z][a-z0-9-]*)", README, re.MULTILINE))
     assert named and named <= targets
+    listed = [line.split()[0] for line in typed("make", ROOT, usual_variables()).stdout.splitlines()]
+    assert sorted(listed) == sorted(targets), "`make` lists the targets"
     page = (ROOT / "docs" / "client.md").read_text(encoding="utf-8")
     assert [line for line in commands() if line.startswith(INSTALLS) and line not in page] == []
     help_text = typed(f"{sys.executable} -m omnistage.cli --help", ROOT, usual_variables()).stdout
@@ -146,10 +150,12 @@ def test_what_it_names_is_there() -> None:
 def test_its_first_commands_in_a_new_clone(target: str, tmp_path: Path) -> None:
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("no clone can be made of what is no clone")
+    sink = Sink(tmp_path / "sink", speed=0.0)
     clone = f"git clone --quiet {ROOT} omnistage && cd omnistage && make {target} PYTHON={sys.executable}"
-    done = typed(clone, tmp_path, {**usual_variables(), "CI": "true"})
+    done = typed(clone, tmp_path, {**usual_variables(), "CI": "true", "OMNISTAGE_PLAYER": sink.variable})
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "omnistage" / "demo.wav").stat().st_size > 10_000
+    kept, rate_hz = soundfile.read(tmp_path / "omnistage" / "demo.wav", dtype="float32")
+    assert sink.rate_hz == rate_hz and len(sink.samples()) == len(kept) > rate_hz, "it is heard, whole"
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "operate.md"

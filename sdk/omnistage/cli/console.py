@@ -16,6 +16,12 @@ from rich.text import Text
 
 from omnistage.host.terminal import Guarded, escape_text, stream_below
 
+GAP = "   "
+"""Stands between two parts of a line."""
+
+INDENT = "  "
+"""Begins the lines of a part that has no room beside the part before it."""
+
 
 class Console(rich.console.Console):
     """Prints control characters in texts as escapes. It writes to the stream inside the guarded stdout or stderr, because the terminal must
@@ -44,6 +50,22 @@ class Console(rich.console.Console):
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=self._clean(segment.text))
 
+    def tell(self, *parts: str) -> None:
+        """Print a sentence in markup, or the parts of a line, with GAP between them. On a terminal a part that has no room beside the part
+        before it gets a line of its own, and a longer one is broken between words. A word that is longer than a line, such as a path, and
+        what stands in backticks stay whole."""
+        if not self.is_terminal:
+            self.print(GAP.join(parts), soft_wrap=True, highlight=False)
+            return
+        first, *others = map(self.render_str, parts)
+        lines = _break_text(first, self.width)
+        for part in others:
+            if cell_len(lines[-1].plain) + len(GAP) + cell_len(part.plain) <= self.width:
+                lines[-1] = Text(GAP).join([lines[-1], part])
+            else:
+                lines += [Text(INDENT) + line for line in _break_text(part, self.width - len(INDENT))]
+        self.print(Text("\n").join(lines), soft_wrap=True)
+
     def _clean(self, text: str) -> str:
         """Make a text harmless for a terminal; a pipe or a file gets every character unchanged."""
         return escape_text(text) if self.is_terminal or isinstance(super().file, Guarded) else text
@@ -63,25 +85,25 @@ class Notices(Console):
         with suppress(OSError):
             self.print(markup)
 
-    def tell(self, markup: str) -> None:
-        """Print a sentence. On a terminal it is broken between words; a word that is longer than a line, such as a path, stays whole. For a
-        command that is to be copied, use `say`."""
+    def tell(self, *parts: str) -> None:
+        """As `Console.tell`; what cannot be written is lost."""
         with suppress(OSError):
-            self.print(_break_text(self.render_str(markup), self.width) if self.is_terminal else markup)
+            super().tell(*parts)
 
     def on_broken_pipe(self) -> None:
         """Do nothing: rich itself would end the process."""
 
 
-def _break_text(text: Text, columns: int) -> Text:
-    """The text with line breaks between words. rich itself would also break a long word."""
+def _break_text(text: Text, columns: int) -> list[Text]:
+    """The lines of a text, which is broken between words; what stands in backticks, such as a command, is one. rich itself would also break
+    a long word."""
     column, line_begins = 0, []
-    for word in re.finditer(r"\S+\s*", text.plain):
+    for word in re.finditer(r"(?:`[^`\n]*`|\S)+\s*", text.plain):
         if column and column + cell_len(word[0].rstrip()) > columns:
             line_begins.append(word.start())
             column = 0
         column = 0 if word[0].endswith("\n") else column + cell_len(word[0])
-    lines = text.divide(line_begins)
+    lines = list(text.divide(line_begins))
     for line in lines:
         line.rstrip()
-    return Text("\n").join(lines)
+    return lines

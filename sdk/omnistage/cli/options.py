@@ -201,6 +201,10 @@ class Command(TyperCommand):
         with _in_our_words():
             return super().invoke(ctx)
 
+    def get_short_help_str(self, limit: int = 0) -> str:
+        """The whole first sentence for the list of commands, which breaks it between words; Typer would cut it at `limit` characters."""
+        return super().get_short_help_str(len(self.help or ""))
+
     def get_params(self, ctx: Any) -> list[Any]:
         params = super().get_params(ctx)
         for argument in params:

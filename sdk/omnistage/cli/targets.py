@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from omnistage.cli import interrupt
 from omnistage.cli.console import Notices
-from omnistage.cli.stack.layout import Layout
+from omnistage.cli.stack.layout import Layout, reachable_address
 from omnistage.client import connection
 from omnistage.client.async_omni import AsyncOmni
 from omnistage.client.connection import Connection, Found
@@ -130,12 +130,18 @@ def _is_shipped(pipeline: str) -> bool:
 
 
 async def check_target(address: str) -> None:
-    """Raises BadRequestError for a text that is no address of a router, or if none of its hosts is known. address: as typed by `--address`,
-    maybe several."""
+    """Raises BadRequestError for a text that is no address of a router, for the page of a stack, or if none of its hosts is known. address:
+    as typed by `--address`, maybe several."""
     try:
         addresses = split_addresses(address)
     except BadRequestError as error:
         raise BadRequestError.of("--address", error.fields[0].description) from None
+    from omnistage.cli.stack.served import served_here
+
+    pages = {reachable_address(served.http): served.address for served in served_here() if served.http}
+    if all(one in pages for one in addresses):
+        routers = ",".join(pages[one] for one in addresses)
+        raise BadRequestError.of("--address", f"the page of a stack is at {address}, over HTTP; its router is at {routers}")
     if all([await _is_unknown(one) for one in addresses]):
         hosts = ", ".join(repr(host_and_port(one)[0]) for one in addresses)
         raise BadRequestError.of("--address", f"no host {hosts} is known here")

@@ -249,6 +249,11 @@ class AsyncOmni:
         return Pipeline.all_of(listed)
 
     @explain_calls
+    async def voices(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> dict[str, tuple[str, ...]]:
+        """The voices of each pipeline that speaks, by its name; the first voice is its default."""
+        return {one.name: one.voices for one in await self.pipelines(timeout_s=timeout_s) if one.voices}
+
+    @explain_calls
     async def replicas(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Replica]:
         """The stage servers and their states."""
         router, limit = await self._connected(timeout_s)

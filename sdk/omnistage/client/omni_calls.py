@@ -134,6 +134,14 @@ class BlockingCalls(ABC):
         )
 
     @explain_calls
+    def voices(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> dict[str, tuple[str, ...]]:
+        """The voices of each pipeline that speaks, by its name; the first voice is its default."""
+        return self._run(
+            checked_seconds("timeout_s", timeout_s),
+            self._client.voices(timeout_s=timeout_s),
+        )
+
+    @explain_calls
     def replicas(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Replica]:
         """The stage servers and their states."""
         return self._run(

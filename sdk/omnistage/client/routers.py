@@ -12,7 +12,7 @@ import re
 import socket
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
@@ -194,7 +194,7 @@ class Routers:
 
     async def connect(self, timeout_s: float, key: ApiKey | None = None) -> Router:
         """The first router that is connected, for a caller with this key. Raises UnavailableError if none is connected within
-        `timeout_s` seconds, no host is known, or the router is not trusted; ClosedError."""
+        `timeout_s` seconds, no host is known, servers of other protocols answer, or the router is not trusted; ClosedError."""
         try:
             async with asyncio.timeout(timeout_s) as wait:
                 self._waits.add(wait)
@@ -242,9 +242,10 @@ class Routers:
         await wait_for_ends(self._watches)
 
     async def _first_connected(self) -> str:
-        """Try the addresses in a circle until one is connected, and return it. Raises UnavailableError if no host is known."""
+        """Try the addresses in a circle until one is connected, and return it. Raises UnavailableError if at none of them a router can
+        be: no host is known, or a server of another protocol answers."""
         while True:
-            unknown_hosts = 0
+            unknown_hosts, others = 0, dict[str, str]()
             # Every address once, beginning with the address in use.
             for address in (*self._addresses[self._next :], *self._addresses[: self._next]):
                 if await self._is_unknown(address):
@@ -252,6 +253,11 @@ class Routers:
                 elif await self._is_connected(address):
                     self._next = self._addresses.index(address)
                     return address
+                elif other := await protocol_at(address):
+                    others[address] = other
+            if others and unknown_hosts + len(others) == len(self._addresses):
+                fault = "; ".join(f"no router answers at {address}, but a server that speaks {other}" for address, other in others.items())
+                raise UnavailableError(fault, hint=NOT_GRPC)
             if unknown_hosts == len(self._addresses):
                 raise UnavailableError(f"no such host: {', '.join(self._addresses)}", hint="Check the spelling of the host name.")
 
@@ -265,7 +271,8 @@ class Routers:
         return False
 
     async def _is_connected(self, address: str) -> bool:
-        """Wait for the connection; returns False if it failed, or if it took TURN_S and there are other addresses."""
+        """Wait for the connection; returns False if it took TURN_S and there are other addresses, or if it failed and there are others or
+        a server of another protocol answers."""
         channel = self._channel(address)
         is_only = len(self._addresses) == 1
         try:
@@ -275,7 +282,8 @@ class Routers:
                     # A failure that is seen here is an old one, and gRPC tries again by itself, so wait for the next state.
                     await self._change_of(channel, state)
                     state = channel.get_state(try_to_connect=True)
-                    if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE and not is_only:
+                    has_failed = state is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+                    if has_failed and (not is_only or await protocol_at(address)):
                         return False
         except TimeoutError:
             return False
@@ -310,6 +318,14 @@ URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 LOOKUP_S = 2.0
 """Seconds that `is_local` may take to look up a name; after that it answers False."""
 
+PROBE_S = 1.0
+"""Seconds in which a server must show what it speaks."""
+
+SETTINGS = b"\0\0\0\4"
+"""The first bytes of each server of gRPC: a length, and the type of the frame, which is the fourth byte."""
+
+NOT_GRPC = "Give the router's address, which `omnistage serve` prints first, by default 127.0.0.1:50050; over HTTP clients of OpenAI ask."
+
 UNKNOWN_HOST = (socket.EAI_NONAME, socket.EAI_NODATA)
 
 
@@ -333,6 +349,25 @@ async def is_unknown(address: str) -> bool:
     except socket.gaierror as error:
         return error.errno in UNKNOWN_HOST
     return False
+
+
+async def protocol_at(address: str) -> str:
+    """The protocol that a server at this address speaks in place of gRPC, for people: HTTP, or "another protocol"; empty if it is gRPC, or
+    not known."""
+    if GRPC_TARGET.match(address):
+        return ""
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(PROBE_S):
+            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            with closing(writer):
+                writer.write(b"HEAD / HTTP/1.1\r\nHost: omnistage\r\nConnection: close\r\n\r\n")
+                answer = await reader.read(len(SETTINGS))
+    except (OSError, TimeoutError):
+        return ""
+    if not answer or answer[3:] == SETTINGS[3:]:
+        return ""
+    return "HTTP" if answer == b"HTTP" else "another protocol"
 
 
 async def is_local(address: str) -> bool:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from rich.cells import cell_len
 from rich.markup import escape
 
 from omnistage.cli.console import Notices
-from omnistage.cli.make.screen import Spoken, Wrap
+from omnistage.cli.make.screen import Spoken
 from omnistage.client.events import CONTINUITY_LIMIT_S, START_BUFFER_S, Done, Failover, Timing, play
 from omnistage.client.remarks import unspoken_text
 
@@ -70,21 +69,18 @@ def tell(*lines: str) -> None:
     notices = Notices()
     for line in lines:
         for row in _fold_line(line, notices.width) if notices.is_terminal else [line]:
-            notices.say(f"[dim]{escape(row)}[/]")
+            notices.tell(f"[dim]{escape(row)}[/]")
 
 
-def _fold_line(line: str, columns: int) -> Iterator[str]:
-    """Yield the rows into which a line of figures is broken for a terminal. It is broken between figures; a figure that is longer than a
-    row is broken between words."""
+def _fold_line(line: str, columns: int) -> list[str]:
+    """The rows into which a line of figures is broken for a terminal, between figures."""
     rows = list[str]()
     for part in line.split(SEPARATOR):
         if rows and len(rows[-1]) + len(SEPARATOR) + len(part) < columns:
             rows[-1] += SEPARATOR + part
         else:
             rows.append(part)
-    for row in rows:
-        wrap = Wrap()
-        yield from (wrap.add(row, columns) + wrap.finish(columns)).splitlines() if cell_len(row) >= columns else [row]
+    return rows
 
 
 def sentence(failover: Failover, timing: Timing) -> str:

@@ -189,7 +189,8 @@ class Question(TypedOrder):
         yield figures(done)
         yield from remarks(done)
         if self.hearing.lacks_loudspeaker and self.is_to_be_heard:
-            yield "no loudspeaker here; --out F.wav keeps the sound"
+            keeps = "--out F.wav keeps the sound" if self.out is None else f"open {self.out}"
+            yield f"no loudspeaker here; {keeps}"
 
 
 def _read_schema(path: Path) -> str:

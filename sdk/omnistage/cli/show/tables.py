@@ -78,7 +78,7 @@ async def show_status(address: str | None, api_key: str | None, as_json: bool, t
         console = _console()
         console.print(_fit_status(replicas, console))
         for line in [*(settings_lines(replicas) if verbose else ()), *(["", f"[bold]page[/]  {page}"] if page else [])]:
-            console.print(line, highlight=False)
+            console.tell(line)
 
 
 async def show_voices(address: str | None, api_key: str | None, as_json: bool, timeout_s: float, verbose: bool) -> None:
@@ -93,7 +93,7 @@ async def show_voices(address: str | None, api_key: str | None, as_json: bool, t
         Notices().tell("[dim]nothing serves; of checkpoints that have voices of their own, a router that serves them tells[/]")
     else:
         async with connect_client(must_run(address, api_key), timeout_s, verbose) as omni:
-            speaking = {pipeline.name: list(pipeline.voices) for pipeline in await omni.pipelines(timeout_s=timeout_s)}
+            speaking = {name: list(voice_names) for name, voice_names in (await omni.voices(timeout_s=timeout_s)).items()}
     speaking = {name: voice_names for name, voice_names in speaking.items() if voice_names}
     if as_json:
         print(json.dumps({"voices": speaking}))

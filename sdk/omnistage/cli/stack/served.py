@@ -186,12 +186,12 @@ def announce(
     is_found = router_address == connection.LOCAL_ADDRESS  # Other commands look for a router at this address by themselves.
     stop_text = "omnistage stop" if is_found else f"omnistage stop {router_address}"
     end = f"pid {pid}; `{stop_text}` ends it" if pid else "Ctrl-C ends it"
-    notices.tell(f"[bold green]serving[/] on {escape(address)}   ({escape(end)})")
+    notices.tell(f"[bold green]serving[/] on {escape(address)}", f"({escape(end)})")
     option = "" if is_found else f" --address {router_address}"
     if http:
-        notices.tell(f"page:     [bold]{page(http)}[/]   [dim]({escape(_about_http(layout.servers.http, http))})[/]")
-    for name, text in _further_lines(option, layout, metrics, log_folder):
-        notices.say(f"[dim]{f'{name}:':<10}{escape(text)}[/]")
+        notices.tell(f"page:     [bold]{page(http)}[/]", f"[dim]({escape(_about_http(layout.servers.http, http))})[/]")
+    for name, text, *remark in _further_lines(option, layout, metrics, log_folder):
+        notices.tell(*(f"[dim]{escape(part)}[/]" for part in (f"{f'{name}:':<10}{text}", *remark)))
     if layout.servers.idle_limit_s:
         notices.tell(f"[dim]idle:     it ends by itself when nobody has asked for {layout.servers.idle_limit_s:g} s[/]")
 
@@ -218,10 +218,10 @@ def _about_http(configured_http: str, http: str) -> str:
     return f"{moved}OpenAI's interface is below /v1; any key is taken"
 
 
-def _further_lines(option: str, layout: Layout, metrics: str, log_folder: str) -> Iterator[tuple[str, str]]:
-    """Yields further lines as (name, text). option: that names the router; empty if commands find it by themselves."""
+def _further_lines(option: str, layout: Layout, metrics: str, log_folder: str) -> Iterator[tuple[str, ...]]:
+    """Yields further lines as (name, text), some with a remark. option: that names the router; empty if commands find it by themselves."""
     if layout.only_draws:  # The example is no question, which would be drawn; only the checkpoint says what it can draw.
-        yield "ask it", f'omnistage draw "A hill in the rain."{option}   (or film, or sound: `omnistage pipelines{option}` shows which)'
+        yield "ask it", f'omnistage draw "A hill in the rain."{option}', f"(or film, or sound: `omnistage pipelines{option}` shows which)"
     else:
         yield "ask it", f'omnistage ask "What is a kite?"{option}'
     if starting := [pipeline.name for pipeline in layout.pipelines[1:]]:

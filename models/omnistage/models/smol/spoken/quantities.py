@@ -16,7 +16,7 @@ CURRENCIES = {sign: (one, plural_name, coin, coins) for sign, one, plural_name, 
 UNITS = {sign: (one, plural_name) for sign, one, plural_name in read_rows("units.tsv")}
 """By the sign of each unit: its singular and its plural."""
 _ATOM = alternatives(sign for sign in UNITS if " " not in sign)
-_SPACED = alternatives(sign for sign in UNITS if " " in sign)
+_SPACED = alternatives(sign for sign in UNITS if " " in sign).replace("\\ ", r"\.? ")
 _POWER = r"(?:²|³|\^[23]|[23](?!\d))"
 UNIT = rf"(?:{_SPACED}|(?:{_ATOM}){_POWER}?(?:[/·](?:{_ATOM}){_POWER}?)?)"
 """A pattern for a unit after a number."""
@@ -33,8 +33,8 @@ _POWERS = {"2": "square", "²": "square", "3": "cubic", "³": "cubic"}
 @functools.lru_cache(maxsize=512)
 def unit_names(unit: str) -> tuple[str, str]:
     """The singular and the plural of a unit: "m/s²" as "meter per second squared" and "meters per second squared"."""
-    if unit in UNITS:
-        return UNITS[unit]
+    if (spaced := unit.replace(".", "")) in UNITS:
+        return UNITS[spaced]
     match = _UNIT_PARTS.fullmatch(unit)
     assert match is not None
     sign, power, operator, second_sign, second_power = match.groups()

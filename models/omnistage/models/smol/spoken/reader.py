@@ -211,7 +211,7 @@ def read_aloud(text: str) -> SpokenText:
 
 
 _CLOSERS = "\"'”’)]}»(|"
-_FORMS_GO_ON = frozenset(table("on by until since from before after due date dated a an one each every per sq cu fl ft w"))
+_FORMS_GO_ON = frozenset(table("on by until since from before after due date dated a an one each every per sq cu fl ft st w"))
 """Words before a day or a price, or within a unit."""
 _OPENING_NAMES = (
     frozenset((*MONTHS, *SHORT_MONTHS, *SHORT_DAYS, *TITLES, *DOTTED_TITLES))
@@ -219,7 +219,7 @@ _OPENING_NAMES = (
     | abbreviations.SMALL_AFTER
     | BOOKS
     | frozenset(read_lists()["states"])
-    | {"World", "Nº"}
+    | {"World", "Nº", "nº"}
     | SAYS
     | frozenset((*WEEKDAYS, *table("noon midnight Noon Midnight am pm AM PM")))
     | frozenset(sign for sign in CURRENCIES if sign.isalpha())
@@ -227,7 +227,18 @@ _OPENING_NAMES = (
 _KINDS_AFTER = frozenset(("a", "an", "one", "each", "every"))
 """A 5 km run: the unit is read as a kind of run."""
 _AWAITING = (
-    *("lasting before", "place before", "scored", "account", "secret before", "place name before", "versioned before", "emergency before"),
+    *(
+        "lasting before",
+        "long before",
+        "stone before",
+        "place before",
+        "scored",
+        "account",
+        "secret before",
+        "place name before",
+        "versioned before",
+    ),
+    "emergency before",
 )
 """Contexts that decide how a number after them is read."""
 _AWAITED = re.compile(f"(?:{'|'.join(NAMES.patterns[name] for name in _AWAITING)}) ?$")
