@@ -34,12 +34,13 @@ from helpers.toy_pipeline import toy_pipeline
 from helpers.waiting import until
 from omnistage.cli.stack import processes
 from omnistage.cli.stack.processes import StackProcess, keep
-from omnistage.cli.stack.resources import OOM_SCORE, bound_text, mapped, memory_of_machine, router_bounds, stage_bounds
+from omnistage.cli.stack.resources import OOM_SCORE, bound_text, memory_of_machine, router_bounds, stage_bounds
 from omnistage.client import Omni
 from omnistage.client.connection import Replica
 from omnistage.client.errors import StackError
 from omnistage.client.private_stack import StackPlan
 from omnistage.gateway import film_store
+from omnistage.host.child import count_mapped
 from omnistage.v1 import stage_pb2
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -229,7 +230,7 @@ def test_a_stage_leaves_a_part_of_the_memory_that_its_model_left() -> None:
         assert process.stdout is not None
         process.stdout.readline()  # it has started: its memory is counted several times below, and must not grow meanwhile
         assert stage_bounds().put_on(process.pid) is None
-        machine_bytes, mapped_bytes = 64 << 30, mapped(process.pid)
+        machine_bytes, mapped_bytes = 64 << 30, count_mapped(process.pid)
         expected = mapped_bytes + int(0.75 * (machine_bytes - mapped_bytes))
         assert stage_bounds().put_on_serving(process.pid, machine_bytes) == expected
         assert resource.prlimit(process.pid, resource.RLIMIT_DATA)[0] == expected
@@ -259,7 +260,7 @@ def test_a_server_that_needs_more_memory_than_it_may_have_ends_alone(family: Pro
         for pid, name, target, memory_bytes in ((router, "router", address, bound), (thinker.pid, "thinker", thinker.address, of_thinker)):
             assert oom_score(pid) == max(OOM_SCORE, oom_score(os.getpid()))
             # The memory that it has mapped by now and 128 MiB: no test should fill gigabytes.
-            resource.prlimit(pid, resource.RLIMIT_DATA, (mapped(pid) + (128 << 20), resource.RLIM_INFINITY))
+            resource.prlimit(pid, resource.RLIMIT_DATA, (count_mapped(pid) + (128 << 20), resource.RLIM_INFINITY))
             header_bomb(target, 1000)
             assert server.report("lost ") == f"{name} (pid {pid}) ended with signal SIGABRT{bound_text(memory_bytes)}"
             assert server.report("restarted ").startswith(f"{name} (pid ")
