@@ -47,7 +47,6 @@ def test_each_thing_has_a_line(tmp_path: Path) -> None:
         *("temporary files", "model", "router's port", "HTTP port", "router", "proxies", "player"),
     }
     assert found["state and logs"][0]["fact"].startswith(f"{tmp_path}/state, ")
-    assert not (tmp_path / "state").exists() or not list((tmp_path / "state" / "run").iterdir()), "it writes nothing"
     assert "OMNISTAGE_PLAYER=none" in found["player"][0]["fact"]
     plain = omnistage("doctor").stdout.splitlines()
     assert [line.split()[0] for line in plain] and {line.split()[0] for line in plain} <= {"ok", "warn", "bad"}
@@ -60,11 +59,8 @@ def test_a_stack_that_serves_answers_and_one_that_hangs_is_bad(family: ProcessFa
         assert found["router"][0]["state"] == "ok" and found["router"][0]["fact"].startswith(f"{address}: serves, ")
         [gateway] = found["gateway"]
         assert gateway["fact"].endswith("/ready answers 200")
-        assert (
-            examined("--address", address)["router"]
-            == [{**found["router"][0], "fact": examined("--address", address)["router"][0]["fact"]}]
-            or True
-        )
+        [router] = examined("--address", address)["router"]
+        assert router["state"] == "ok", "it is named and served here, and asked once"
     found = examined("--address", f"127.0.0.1:{free_port}", code=1)
     assert "UNAVAILABLE" in found["router"][0]["fact"] and f"127.0.0.1:{free_port}" in found["router"][0]["fact"]
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -57,7 +57,7 @@ def printed(*words: str | Path) -> list[str]:
 
 
 async def test_the_logs_of_a_stack_tell_a_loss_with_its_time_and_all_about_one_request(family: ProcessFamily) -> None:
-    """The request is known by the error of a command. What is followed ends with the stack."""
+    """The request is known by the error of a command. A command that follows ends with the stack."""
     assert omnistage("serve", "toy", "--detach", "--address", "127.0.0.1:0").returncode == 0
     try:
         address = refusal("stop", "127.0.0.1:1")[1].removeprefix("hint: There are: ").removesuffix(".")
@@ -160,6 +160,7 @@ def test_a_request_is_found_by_its_whole_name_and_by_its_session(tmp_path: Path)
     seconds = [line.split(":")[2][:2] for line in printed("--log-dir", logs, "--request", "r-1")]
     assert seconds == ["01", "03", "05", "06"]
     assert len(printed("--log-dir", logs, "--request", SECRET)) == 2
+    assert len(printed("thinker", "--log-dir", logs, "--request", "r-1")) == 1, "the router's log says which session it is"
     assert printed("--log-dir", logs, "--request", "r-") == [] == printed("--log-dir", logs, "--request", ".*")
 
 

@@ -78,7 +78,7 @@ def visited(expression: promql_parser.Expr) -> list[promql_parser.Expr]:
 
 
 def selectors_of(expression: promql_parser.Expr) -> list[promql_parser.VectorSelector]:
-    """What the expression reads: each metric with the labels that it demands."""
+    """The metrics that the expression reads, each with the labels that it demands."""
     parts = visited(expression)
     found = [part for part in parts if isinstance(part, promql_parser.VectorSelector)]
     return found + [part.vector_selector for part in parts if isinstance(part, promql_parser.MatrixSelector)]

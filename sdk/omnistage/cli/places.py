@@ -73,6 +73,6 @@ def _typed_paths() -> Iterator[tuple[str, Path]]:
     for parameter in context.command.params if context is not None else ():
         value = context.params.get(parameter.name)
         if isinstance(value, Path):
-            typed = parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar
+            name = parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar
             source = origin(context, parameter.name, "")
-            yield f"{typed} ({source})" if source else typed, value
+            yield f"{name} ({source})" if source else name, value

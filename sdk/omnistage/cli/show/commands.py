@@ -69,8 +69,8 @@ def _since(text: str | None) -> str:
     """The earliest time, as the logs write it. text: as typed by --since; None: any time. Raises BadParameter."""
     if text is None:
         return ""
-    if found := re.fullmatch(r"([0-9]{1,9})([smhd])", text):
-        ago_s = int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
+    if match := re.fullmatch(r"([0-9]{1,9})([smhd])", text):
+        ago_s = int(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
         return datetime.fromtimestamp(max(time.time() - ago_s, 0.0), UTC).strftime("%Y-%m-%dT%H:%M:%S")
     try:
         return datetime.fromisoformat(text).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
@@ -105,11 +105,11 @@ def logs(
     earliest = _since(since)
     if address is not None and log_dir is not None:
         raise typer.BadParameter("--address is a stack that serves, and --log-dir one that has ended; leave one out")
-    from omnistage.cli.show.logs import Wanted, find_folder, show_logs
+    from omnistage.cli.show.logs import LogQuery, find_folder, show_logs
 
     with errors_reported(verbose):
         folder, pid = (log_dir, 0) if log_dir is not None else find_folder(address)
-        show_logs(folder, processes or (), Wanted(lines, request, earliest, follow, as_json), pid)
+        show_logs(folder, processes or (), LogQuery(lines, request, earliest, follow, as_json), pid)
 
 
 def voices(

@@ -1,6 +1,6 @@
 """`omnistage doctor`: looks at this machine and at the stacks that run on it, and says of each thing whether it is well, and what to do.
 
-It starts nothing, writes nothing, and needs neither a model nor root. Each check runs on a thread of its own: a disk or a name server that
+It starts nothing, and needs neither a model nor root. Each check runs on a thread of its own: a disk or a name server that
 hangs delays the end by LIMIT_S and no more. docs/operate.md#doctor says what each line means."""
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ async def _look(address: str | None) -> list[Finding]:
         "proxies": _proxies,
         "player": _player,
     }
-    return [finding for found in await asyncio.gather(*(_run(*check) for check in checks.items())) for finding in found]
+    return [finding for result in await asyncio.gather(*(_run(*check) for check in checks.items())) for finding in result]
 
 
 async def _run(name: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]:
@@ -207,15 +207,16 @@ def _folders() -> Iterator[Finding]:
         except OSError as error:
             yield Finding(names[variable], error.strerror or str(error), is_bad=True)
             continue
-        there = next(path for path in (folder, *folder.parents) if path.exists())
-        free_bytes = shutil.disk_usage(there).free
-        is_ours = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
-        fact = f"{folder}, {bytes_told(free_bytes)} free{'' if is_ours else f'; {there} cannot be written'}"
+        parent = next(path for path in (folder, *folder.parents) if path.exists())
+        free_bytes = shutil.disk_usage(parent).free
+        is_ours = parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)
+        fact = f"{folder}, {bytes_told(free_bytes)} free{'' if is_ours else f'; {parent} cannot be written'}"
         advice = "" if free_bytes >= MIN_DISK_BYTES and is_ours else f"Make room there, or set {variable} to another folder of yours."
         yield Finding(names[variable], fact, advice, is_bad=not is_ours)
 
 
 def _models() -> Iterator[Finding]:
+    """The models of the default pipelines, fetched or not, and those in the cache of a hub."""
     for model in models_here():
         size = f", {bytes_told(model.bytes)}" if model.bytes else ""
         advice = "" if model.is_here else "It is not fetched: the first start does so, or `omnistage fetch-default` now."
@@ -223,10 +224,10 @@ def _models() -> Iterator[Finding]:
 
 
 def _ports() -> Iterator[Finding]:
-    own = served_here()
+    stacks = served_here()
     for address, is_http in ((DEFAULT_ADDRESS, False), (DEFAULT_HTTP, True)):
         name = "HTTP port" if is_http else "router's port"
-        if address in {reachable_address(served.http) if is_http and served.http else served.address for served in own}:
+        if address in {reachable_address(served.http) if is_http and served.http else served.address for served in stacks}:
             yield Finding(name, f"{address} is a stack's of yours")
             continue
         try:
@@ -241,19 +242,19 @@ def _ports() -> Iterator[Finding]:
 
 def _routers(address: str | None) -> Iterator[Finding]:
     """The router that was typed, or that commands ask by themselves, and those of this user's stacks."""
-    own = served_here()
-    named = address or (found.address if (found := running()) is not None else "")
-    if named:
-        asyncio.run(check_target(named))
-    asked = dict.fromkeys([*(served.address for served in own), *(split_addresses(named) if named else ())])
-    for one in asked:
+    stacks = served_here()
+    target = address or (router.address if (router := running()) is not None else "")
+    if target:
+        asyncio.run(check_target(target))
+    addresses = dict.fromkeys([*(served.address for served in stacks), *(split_addresses(target) if target else ())])
+    for one in addresses:
         begun_s = time.monotonic()
         trouble = find_trouble(one)
         advice = f"`omnistage status --address {one}` says more, and its log: `omnistage logs router`." if trouble else ""
         fact = trouble or f"serves, and answered after {1000 * (time.monotonic() - begun_s):.0f} ms"
         yield Finding("router", f"{one}: {fact}", advice, is_bad=bool(trouble))
-    yield from (_gateway(served) for served in own if served.http)
-    if not asked:
+    yield from (_gateway(served) for served in stacks if served.http)
+    if not addresses:
         yield Finding("router", "none runs here: commands start a stack for each call, and `omnistage serve --detach` keeps one")
 
 
@@ -282,8 +283,8 @@ def _proxies() -> Iterator[Finding]:
 def _player() -> Iterator[Finding]:
     if loudspeaker.is_silenced():
         yield Finding("player", f"turned off by {loudspeaker.PLAYER_VARIABLE}=none")
-    elif (found := loudspeaker.find_loudspeaker()) is not None:  # It raises an error if the variable names one that does not work.
-        yield Finding("player", f"{found.name} plays sound")
+    elif (player := loudspeaker.find_loudspeaker()) is not None:  # It raises an error if the variable names one that does not work.
+        yield Finding("player", f"{player.name} plays sound")
     else:
         players = ((player, player.installed()) for player in loudspeaker.PLAYERS)
         tried = "; ".join(f"{player.name}: {player.trouble(one) if one else 'not installed'}" for player, one in players)

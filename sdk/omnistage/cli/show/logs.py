@@ -41,13 +41,14 @@ LOOK_S = 0.25
 """Seconds between two looks at files that are followed."""
 
 _TIME = re.compile(rb'"timestamp": "([0-9T:.-]+)Z"|^([0-9-]{10}T[0-9:]{8})Z ')
-_SESSION = re.compile(rb'"session_id": "([^"\\]+)"')
+_ID = re.compile(rb'(?:request|session|trace)_id(?:": "|=)([^"\s]+)')
+_SESSION = re.compile(rb'session_id(?:": "|=)([^"\s]+)')
 _PLAIN = re.compile(r"[\w.:/@%+-]+")
 _COLOURS = {"warning": "yellow", "error": "red", "critical": "bold red"}
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LogQuery:
     """The lines to print. lines: how many, the last ones; None: all that fit, or DEFAULT_LINES if nothing else chooses. request: the id of
     a request or a session that they are about; empty: any. since: their earliest time, as the logs write it; empty: any. follows:
     further lines too, as they come."""
@@ -59,7 +60,7 @@ class Wanted:
     as_json: bool = False
 
 
-class Line(NamedTuple):
+class LogLine(NamedTuple):
     """One line of a log. time: as the logs write it, without the zone; that of the line before for a line without one."""
 
     time: str
@@ -86,7 +87,7 @@ class LogFile:
             self.position, count = _find_last(file, lines)
         return count
 
-    def read(self, *, is_whole: bool) -> Iterator[Line]:
+    def read(self, *, is_whole: bool) -> Iterator[LogLine]:
         """Yields the lines from the position on, up to the end that the file has now. A file that was cut, or replaced by a new one, is
         read from its beginning. is_whole: also a last line that has not ended yet. A file that is gone has no lines. Raises OSError if it
         may not be read."""
@@ -98,9 +99,9 @@ class LogFile:
             file.seek(self.position)
             for text in _whole_lines(file, status.st_size, is_whole):
                 self.position = file.tell()
-                if found := _TIME.search(text):
-                    self._time = (found[1] or found[2]).decode()
-                yield Line(self._time, self.process, text)
+                if match := _TIME.search(text):
+                    self._time = (match[1] or match[2]).decode()
+                yield LogLine(self._time, self.process, text)
 
 
 def _find_last(file: IO[bytes], lines: int) -> tuple[int, int]:
@@ -140,9 +141,9 @@ def find_folder(address: str | None) -> tuple[Path, int]:
     """Returns (the folder with the logs of a stack, the pid of its launcher). address: of its router; None: the only stack; if none serves,
     the last one whose logs were kept, with the pid 0. Raises RequestError."""
     stacks = all_served()
-    if not stacks and address is None and (kept := _last_kept()) is not None:
-        Notices().tell(f"[dim]nothing serves; these logs were kept: {escape(str(kept))}[/]")
-        return kept, 0
+    if not stacks and address is None and (folder := _last_kept()) is not None:
+        Notices().tell(f"[dim]nothing serves; these logs were kept: {escape(str(folder))}[/]")
+        return folder, 0
     served = choose_stack(stacks, address)
     if not served.log_folder:
         raise RequestError(f"the processes of {served.address} write to the output of their launcher, pid {served.pid}, as --verbose asks")
@@ -152,9 +153,10 @@ def find_folder(address: str | None) -> tuple[Path, int]:
 def _last_kept() -> Path | None:
     """The newest folder with logs that a stack left: one of those started with --detach, or a temporary one of a stack that failed."""
     folders = [*(state_directory() / "logs").glob("*"), *Path(tempfile.gettempdir()).glob(f"{PREFIX}logs-*")]
-    left = (path for path in folders if path.is_dir() and not (path / LOCK).exists())  # With that file it is a stack's that serves.
-    own = [path for path in left if path.stat().st_uid == os.geteuid() and any(path.glob(f"*{SUFFIX}"))]
-    return max(own, key=lambda path: path.stat().st_mtime, default=None)
+    # A folder with a LOCK belongs to a stack that serves.
+    candidates = (path for path in folders if path.is_dir() and not (path / LOCK).exists())
+    ours = [path for path in candidates if path.stat().st_uid == os.geteuid() and any(path.glob(f"*{SUFFIX}"))]
+    return max(ours, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def _find_logs(folder: Path, names: Sequence[str]) -> list[LogFile]:
@@ -174,14 +176,14 @@ def _is_of(name: str, process: str) -> bool:
     return re.fullmatch(rf"(?:.+-)?{re.escape(name)}(?:-[0-9]+)?", process) is not None
 
 
-def show_logs(folder: Path, names: Sequence[str], wanted: Wanted, pid: int = 0) -> None:
+def show_logs(folder: Path, names: Sequence[str], query: LogQuery, pid: int = 0) -> None:
     """Print lines of the processes of these names. pid: of the launcher, whose end is the end of what is followed; 0: it has ended already,
     and only a signal ends that. Raises RequestError, and OSError for what cannot be read."""
     files = _find_logs(folder, names)
-    is_about = _filter(files, wanted)
-    printer = LinePrinter(wanted.as_json, files)
-    printer.print(_last_lines(files, wanted, is_about))
-    if not wanted.follows:
+    is_about = _filter(folder, query)
+    printer = LinePrinter(query.as_json, files)
+    printer.print(_last_lines(files, query, is_about))
+    if not query.follows:
         return
     with ExitStack() as exits:
         wait: Callable[[], object] = partial(time.sleep, LOOK_S)
@@ -193,38 +195,38 @@ def show_logs(folder: Path, names: Sequence[str], wanted: Wanted, pid: int = 0) 
         has_ended = False
         while not has_ended:
             has_ended = bool(wait())
-            known = {file.path for file in files}
+            paths = {file.path for file in files}
             with suppress(RequestError, FileNotFoundError):  # The folder may be gone.
-                files += [file for file in _find_logs(folder, names) if file.path not in known]
+                files += [file for file in _find_logs(folder, names) if file.path not in paths]
             lines = [line for file in files for line in file.read(is_whole=has_ended) if is_about(line)]
             printer.print(sorted(lines, key=lambda line: line.time))
     Notices().tell("[dim]the stack has ended[/]")
 
 
-def _filter(files: Sequence[LogFile], wanted: Wanted) -> Callable[[Line], bool]:
-    """Whether a line is about what is wanted. A line is about a request if it names the request, or a session of it: that is what stages
-    know of it. The router names both."""
-    if not wanted.request:
-        return lambda line: line.time >= wanted.since
-    pattern = _naming([wanted.request])
-    lines = (line.text for file in files for line in LogFile(file.path).read(is_whole=True) if pattern.search(line.text))
-    sessions = {found[1].decode() for text in lines if (found := _SESSION.search(text))}
-    pattern = _naming([wanted.request, *sessions])
-    return lambda line: line.time >= wanted.since and pattern.search(line.text) is not None
+def _filter(folder: Path, query: LogQuery) -> Callable[[LogLine], bool]:
+    """Whether a line is one that is asked for. A line is about a request if it names the request, or a session of it: that is what stages
+    know of it. The router's log names both."""
+    if not query.request:
+        return lambda line: line.time >= query.since
+    request = json.dumps(query.request)[1:-1].encode()
+    lines = (line.text for file in _find_logs(folder, ()) for line in file.read(is_whole=True) if request in line.text)
+    sessions = {match[1] for text in lines if request in _ids_of(text) and (match := _SESSION.search(text))}
+    return lambda line: line.time >= query.since and not _ids_of(line.text).isdisjoint({request, *sessions})
 
 
-def _naming(ids: Iterable[str]) -> re.Pattern[bytes]:
-    """Finds one of these ids as a whole word; over HTTP several answers to one request have -0, -1 ... behind it."""
-    words = (re.escape(json.dumps(one)[1:-1].encode()) for one in ids)
-    return re.compile(rb"(?<![\w-])(?:" + b"|".join(words) + rb")(?:-\d+)?(?![\w-])")
+def _ids_of(text: bytes) -> set[bytes]:
+    """The ids of requests and sessions in a line. Over HTTP several answers to one request have -0, -1 ... behind its id: they count with
+    and without that."""
+    ids = _ID.findall(text)
+    return {*ids, *(re.sub(rb"-\d+$", b"", one) for one in ids)}
 
 
-def _last_lines(files: Sequence[LogFile], wanted: Wanted, is_about: Callable[[Line], bool]) -> Iterable[Line]:
+def _last_lines(files: Sequence[LogFile], query: LogQuery, is_about: Callable[[LogLine], bool]) -> Iterable[LogLine]:
     """The lines that are there already, in the order of their times."""
-    is_chosen = bool(wanted.request or wanted.since)
-    limit = wanted.lines if wanted.lines is not None or is_chosen else DEFAULT_LINES
+    is_chosen = bool(query.request or query.since)
+    limit = query.lines if query.lines is not None or is_chosen else DEFAULT_LINES
     count = 0 if is_chosen or limit is None else sum(file.seek_last(limit) for file in files)
-    merged = heapq.merge(*(file.read(is_whole=not wanted.follows) for file in files), key=lambda line: line.time)
+    merged = heapq.merge(*(file.read(is_whole=not query.follows) for file in files), key=lambda line: line.time)
     if not is_chosen and limit is not None:
         return islice(merged, max(count - limit, 0), None)
     lines = filter(is_about, merged)
@@ -240,7 +242,7 @@ class LinePrinter:
         self._width = max((len(file.process) for file in files), default=0)
         self._console = Console(highlight=False, soft_wrap=True)
 
-    def print(self, lines: Iterable[Line]) -> None:
+    def print(self, lines: Iterable[LogLine]) -> None:
         for line in lines:
             event = _event_of(line.text)
             if self._as_json:
@@ -263,7 +265,7 @@ def _event_of(text: bytes) -> dict[str, Any] | None:
     return None
 
 
-def _parts(line: Line, event: dict[str, Any] | None) -> Iterator[Text]:
+def _parts(line: LogLine, event: dict[str, Any] | None) -> Iterator[Text]:
     """Yields the texts for people that stand for a line."""
     if event is None:
         yield Text(line.text.decode(errors="replace"))

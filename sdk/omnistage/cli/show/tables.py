@@ -70,20 +70,24 @@ async def show_status(address: str | None, api_key: str | None, as_json: bool, t
     target = must_run(address, api_key)
     async with connect_client(target, timeout_s, verbose) as omni:
         replicas = _group_replicas(await omni.replicas(timeout_s=timeout_s))
-    own = [served for served in served_here() if served.address == reachable_address(target.address)]
-    page = next(filter(None, map(open_page, own)), None)
-    logs = next((served.log_folder for served in own if served.log_folder), None)
+    stacks = [served for served in served_here() if served.address == reachable_address(target.address)]
+    page = next(filter(None, map(open_page, stacks)), None)
+    logs = next((served.log_folder for served in stacks if served.log_folder), None)
     if as_json:
         rows = [{key: getattr(replica, key) for key in STATUS_KEYS} for replica in replicas]
         print(json.dumps({"replicas": rows, "page": page, "logs": logs}))
     else:
         console = _console()
         console.print(_fit_status(replicas, console))
-        for line in [*(settings_lines(replicas) if verbose else ()), *([""] if page or logs else [])]:
+        places = [(name, place) for name, place in (("page", page), ("logs", logs)) if place]
+        # A path that would be broken is left out; `omnistage logs` finds it anyway.
+        lines = [
+            f"[bold]{name}[/]  {escape(place)}" for name, place in places if place == page or verbose or len(place) < console.width - 6
+        ]
+        for line in [*(settings_lines(replicas) if verbose else ()), *([""] if lines else [])]:
             console.print(line, highlight=False)
-        for name, place in (("page", page), ("logs", logs)):
-            if place:
-                console.print(f"[bold]{name}[/]  {escape(place)}", highlight=False, soft_wrap=True)
+        for line in lines:
+            console.print(line, highlight=False, soft_wrap=True)
 
 
 async def show_voices(address: str | None, api_key: str | None, as_json: bool, timeout_s: float, verbose: bool) -> None:
