@@ -245,7 +245,7 @@ MISTAKES: Sequence[tuple[Sequence[str], str]] = [
     (["--enable-cache", "perhaps"], "--enable-cache: is 'perhaps'; it must be true or false"),
     (["toy", "--kv-cache-bytes", "65536"], "--kv-cache-bytes 65536: no stage of toy has a use for it"),
     (["toy", "--threads", "2"], "--threads 2: no stage of toy has a use for it"),
-    (["toy", "--log-dir", "/dev/null/logs"], "Not a directory: /dev/null/logs"),
+    (["toy", "--log-dir", "/dev/null/logs"], "--log-dir /dev/null/logs: Not a directory"),
 ]
 
 

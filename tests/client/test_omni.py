@@ -181,6 +181,22 @@ def test_errors_have_a_type_and_the_next_request_works(omni: Omni, options: dict
     assert omni.generate("Hi", seed=1).text == formulas.text(1, "Hi", formulas.NATURAL_LENGTH)
 
 
+def test_an_error_names_the_request_if_a_router_was_asked(omni: Omni, free_port: int) -> None:
+    """By its own name if it has one. The note is what Python shows of it."""
+    with pytest.raises(errors.BadRequestError) as caught:
+        omni.generate("Hi", voice="nobody")
+    assert len(caught.value.request_id) == 32 and f"request: {caught.value.request_id}" in caught.value.__notes__
+    with pytest.raises(errors.BadRequestError) as caught:
+        list(omni.stream("Hi", voice="nobody", request_id="mine"))
+    assert caught.value.request_id == "mine"
+    with pytest.raises(errors.BadRequestError) as caught:
+        omni.generate("Hi", seed=-1)
+    assert caught.value.request_id == "" and not getattr(caught.value, "__notes__", ())
+    with pytest.raises(errors.UnavailableError) as unavailable, Omni(address=f"127.0.0.1:{free_port}", connect_timeout_s=0.5) as nowhere:
+        nowhere.generate("Hi")
+    assert unavailable.value.request_id == ""
+
+
 def test_settings_of_a_stack_do_not_fit_an_address() -> None:
     with pytest.raises(TypeError, match="private stack"):
         Omni(address="127.0.0.1:50050", device="cpu")

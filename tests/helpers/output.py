@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +15,12 @@ COMMAND = (sys.executable, "-m", "omnistage.cli")
 
 
 def refusal(*words: str | bytes | Path, code: int = 1, **options: Any) -> list[str]:
-    """The lines on standard error of a command that ends with this code and prints nothing. options: of `omnistage`."""
+    """The lines on standard error of a command that ends with this code and prints nothing; without the line that names the request, which
+    is the last one if a router was asked. options: of `omnistage`."""
     done = omnistage(*words, **options)
     assert (done.returncode, done.stdout) == (code, ""), done.stderr
-    return done.stderr.splitlines()
+    *lines, last = done.stderr.splitlines()
+    return lines if re.fullmatch(r"request: [0-9a-f]{32}", last) else [*lines, last]
 
 
 def object_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:

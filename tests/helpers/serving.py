@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,6 +14,9 @@ from pathlib import Path
 
 from helpers.processes import ProcessFamily, StartedProcess, wait_end
 from omnistage.client.connection import Replica
+
+TIME = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ")
+"""Before what happens while it serves."""
 
 END_S = 60.0
 """It ends sooner, or hangs."""
@@ -27,9 +31,9 @@ class ServeProcess(StartedProcess[str]):
         super().__init__(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})})
 
     def line(self) -> str:
-        """The next line."""
+        """The next line, without the time that it may have."""
         assert self.stderr is not None
-        return self.stderr.readline()
+        return TIME.sub("", self.stderr.readline())
 
     def report(self, start: str) -> str:
         """The rest of the next line that begins so."""

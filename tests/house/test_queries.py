@@ -1,10 +1,12 @@
-"""The queries of docs/metrics.md and of the board use existing metrics: tests/system/test_metrics.py compares that page with processes. The
-parser says whether a query is PromQL."""
+"""The queries of docs/metrics.md, of the board and of the alerts use existing metrics: tests/system/test_metrics.py compares that page with
+processes. The parser says whether a query is PromQL."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,13 @@ import pytest
 import yaml
 
 from helpers.metrics import PAGE, PROCESS, series
+from omnistage.router.placement import STATES
+from omnistage.v1 import error_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "deploy" / "prometheus" / "prometheus.yml"
 BOARD = ROOT / "deploy" / "grafana" / "omnistage.json"
+ALERTS = EXAMPLE.parent / "alerts.yml"
 
 SCRAPED = {"job", "instance", PROCESS}
 """Labels that a scrape adds, or the launcher."""
@@ -43,7 +48,18 @@ def queries() -> dict[str, str]:
             r"label_values\((.*), (\w+)\)", str(variable["query"].get("query") if variable["type"] == "query" else "")
         ):
             found[f"variable {variable['name']}"] = f"count by ({asked[2]}) ({asked[1]})"
-    return found
+    return found | {rule["alert"]: rule["expr"] for rule in alerts()}
+
+
+def alerts() -> list[dict[str, Any]]:
+    """The rules of the alerts. A name that stands twice, or an unknown key, would make Prometheus refuse the file, or drop a rule."""
+    groups = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def known_series() -> dict[str, frozenset[str]]:
+    """The series of the page, and the one that Prometheus itself makes of each scrape."""
+    return {**series(), "up": frozenset()}
 
 
 def parsed(query: str) -> promql_parser.Expr:
@@ -61,18 +77,22 @@ def visited(expression: promql_parser.Expr) -> list[promql_parser.Expr]:
     return parts
 
 
+def selectors_of(expression: promql_parser.Expr) -> list[promql_parser.VectorSelector]:
+    """The metrics that the expression reads, each with the labels that it demands."""
+    parts = visited(expression)
+    found = [part for part in parts if isinstance(part, promql_parser.VectorSelector)]
+    return found + [part.vector_selector for part in parts if isinstance(part, promql_parser.MatrixSelector)]
+
+
 def problems(query: str) -> Iterator[str]:
     """The metrics and labels of a query that do not exist."""
-    known = series()
+    known = known_series()
     parts = visited(parsed(query))
-    selectors = [part for part in parts if isinstance(part, promql_parser.VectorSelector)]
-    selectors += [part.vector_selector for part in parts if isinstance(part, promql_parser.MatrixSelector)]
-    asked = set[str]()
+    selectors = selectors_of(parsed(query))
     for selector in selectors:
         if selector.name not in known:
             yield f"no metric {selector.name}"
             continue
-        asked |= known[selector.name]
         labels = {matcher.name for matcher in selector.matchers.matchers}
         yield from (f"{selector.name} has no label {label}" for label in labels - known[selector.name] - SCRAPED)
     for part in parts:
@@ -133,7 +153,52 @@ def left_over(expression: promql_parser.Expr) -> set[str]:
     for part in visited(expression):
         if isinstance(part, promql_parser.AggregateExpr):
             return set(part.modifier.labels) if part.modifier is not None else set()
-    return labels_within(expression, series()) | SCRAPED
+    return labels_within(expression, known_series()) | SCRAPED
+
+
+REASONS = (name.removeprefix("ERROR_REASON_") for name in dict(error_pb2.ErrorReason.items()))
+LABELS: dict[str, frozenset[str]] = {
+    "reason": frozenset({"OK", "CANCELLED", "INTERNAL", *REASONS}),
+    "state": frozenset(STATES.values()),
+    "process": frozenset({"router", "gateway", "launcher"}),
+    "code": frozenset(map(str.upper, re.findall(r"`(\w+)`", (PAGE.parent / "http.md").read_text(encoding="utf-8")))),
+}
+"""Labels whose values in a query are words of our code, which a new name would leave behind."""
+
+
+@pytest.mark.parametrize("rule", alerts(), ids=lambda rule: rule["alert"])
+def test_an_alert_can_be_loaded_and_says_what_to_do(rule: dict[str, Any]) -> None:
+    assert re.fullmatch(r"Omnistage[A-Z]\w+", rule["alert"]) and rule.keys() <= {"alert", "expr", "for", "labels", "annotations"}
+    assert re.fullmatch(r"[1-9][0-9]*m", rule.get("for", "1m")) and rule["labels"] in ({"severity": "critical"}, {"severity": "warning"})
+    texts = rule["annotations"]
+    assert list(texts) == ["summary", "meaning", "action", "runbook"] and all(texts.values())
+    named = set(re.findall(r"\$labels\.(\w+)", " ".join(texts.values())))
+    assert named <= left_over(parsed(rule["expr"]))
+    page, _, anchor = texts["runbook"].partition("#")
+    headings = re.findall(r"^#+ (.*)$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
+    assert not anchor or anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("rule", alerts(), ids=lambda rule: rule["alert"])
+def test_the_words_that_an_alert_looks_for_are_those_of_the_servers(rule: dict[str, Any]) -> None:
+    for selector in selectors_of(parsed(rule["expr"])):
+        for matcher in selector.matchers.matchers:
+            if matcher.name in LABELS:
+                assert set(matcher.value.split("|")) <= LABELS[matcher.name], matcher.name
+
+
+def test_the_example_for_prometheus_reads_the_alerts_and_each_has_its_own_name() -> None:
+    assert yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))["rule_files"] == [ALERTS.name]
+    names = [rule["alert"] for rule in alerts()]
+    assert len(set(names)) == len(names)
+    groups = [group["name"] for group in yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]]
+    assert len(set(groups)) == len(groups)
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool, of Debian's package prometheus")
+def test_prometheus_takes_the_rules() -> None:
+    subprocess.run(["promtool", "check", "rules", ALERTS], check=True, capture_output=True, timeout=60)
+    subprocess.run(["promtool", "check", "config", "--syntax-only", EXAMPLE], check=True, capture_output=True, timeout=60)
 
 
 def test_the_board_can_be_imported_anywhere() -> None:

@@ -19,6 +19,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, ClassVar
 from weakref import WeakSet
 
@@ -244,6 +245,13 @@ def die_with_parent(parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit(1)
+
+
+def count_mapped(pid: int | str) -> int:
+    """Bytes that a process has mapped, as its bound RLIMIT_DATA counts them. pid: `self` for this process. Raises OSError if it has
+    ended."""
+    with Path(f"/proc/{pid}/status").open(encoding="utf-8") as file:
+        return next((int(line.split()[1]) * 1024 for line in file if line.startswith("VmData:")), 0)
 
 
 def can_read(fd: int, limit_s: float | None) -> bool:

@@ -6,6 +6,8 @@ health says whether it serves."""
 
 from __future__ import annotations
 
+import math
+import resource
 import socket
 import sys
 import time
@@ -17,10 +19,11 @@ from typing import TYPE_CHECKING, Any, cast
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import structlog
-from prometheus_client import CollectorRegistry, Info, PlatformCollector, ProcessCollector, disable_created_metrics, make_wsgi_app
+from prometheus_client import CollectorRegistry, Gauge, Info, PlatformCollector, ProcessCollector, disable_created_metrics, make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
 
 from omnistage.host.background import start_spare
+from omnistage.host.child import count_mapped
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -33,14 +36,24 @@ UNKNOWN = "unknown"
 
 
 def new_registry() -> CollectorRegistry:
-    """A registry with the version, the Python, and the processor time, memory and descriptors of this process."""
+    """A registry with the version, the Python, and the processor time, memory, its bound, and descriptors of this process."""
     # They would tell when each counter was made, which is always when the process began.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
+    mapped = Gauge("omnistage_process_mapped_bytes", "Memory that this process has mapped, as its bound counts it.", registry=registry)
+    mapped.set_function(partial(count_mapped, "self"))
+    bound = Gauge("omnistage_process_mapped_max_bytes", "Memory that this process may map; +Inf: no bound.", registry=registry)
+    bound.set_function(_memory_bound)
     Info("omnistage_build", "The version that runs.", registry=registry).info({"version": _version()})
     return registry
+
+
+def _memory_bound() -> float:
+    """The bound that `omnistage serve` sets, after the start of a process; read anew for each page."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    return math.inf if soft == resource.RLIM_INFINITY else soft
 
 
 def _version() -> str:

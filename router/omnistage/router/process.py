@@ -60,7 +60,7 @@ class ReplicaProcess:
         sample = _sample(self._pid)
         if sample is None or not self._is_replica(sample):
             return {}
-        return {"process": {**_process_fields(self._last_sample, sample), **_sleeps_in(self._pid)}, "machine": _machine_fields()}
+        return {"process": {**_process_fields(self._last_sample, sample), **_sleeps_in(self._pid)}, "machine": machine_fields()}
 
     def _is_replica(self, sample: ProcessSample) -> bool:
         """Whether the sampled process listens at the replica's port. A process that was once seen to listen is not looked up again, because
@@ -130,7 +130,7 @@ def _sleeps_in(pid: int) -> Mapping[str, str]:
     return {"wchan": name} if name not in ("", "0") else {}
 
 
-def _machine_fields() -> dict[str, object]:
+def machine_fields() -> dict[str, object]:
     """Fields for the log: the machine's load of the last minute, and the percentages of the last ten seconds in which some task waited for
     the processor, the disk or memory."""
     fields: dict[str, object] = {}

@@ -4,6 +4,7 @@ people, and whoever writes them goes on if they cannot be written."""
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import IO, Any
@@ -89,6 +90,11 @@ class Notices(Console):
         """As `Console.tell`; what cannot be written is lost."""
         with suppress(OSError):
             super().tell(*parts)
+
+    def report(self, markup: str) -> None:
+        """Print what happened, with the time: of the clock on a terminal, else with the date and in UTC, as the logs of servers have it."""
+        clock = time.strftime("%H:%M:%S") if self.is_terminal else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self.tell(f"[dim]{clock}[/] {markup}")
 
     def on_broken_pipe(self) -> None:
         """Do nothing: rich itself would end the process."""

@@ -12,7 +12,7 @@ from omnistage.cli.bench.command import bench
 from omnistage.cli.make.ask import ask, chat, say
 from omnistage.cli.make.draw import draw, film, sound
 from omnistage.cli.options import Attaching, Command, CommandGroup, examples, show_version
-from omnistage.cli.show.commands import fetch_default, list_models, make_tiny, pipelines, protos, pull, status, voices
+from omnistage.cli.show.commands import doctor, fetch_default, list_models, logs, make_tiny, pipelines, protos, pull, status, voices
 from omnistage.cli.stack.launch import VARIABLE_PREFIX, Configured, launch, serve, stop
 
 app = typer.Typer(
@@ -90,6 +90,8 @@ _add(pipelines, "omnistage pipelines", "omnistage pipelines --address host:50050
 app.command("models", cls=Command, hidden=True)(pipelines)
 app.command("launch", cls=Command, hidden=True)(launch)
 _add(status, "omnistage status", "watch omnistage status --address host:50050")
+_add(doctor, "omnistage doctor", "omnistage doctor --address host:50050 --json")
+_add(logs, "omnistage logs", "omnistage logs talker --follow", "omnistage logs --request ID", "omnistage logs router --since 10m --json")
 _add(voices, "omnistage voices", "omnistage voices --address host:50050 --json")
 _add(list_models, "omnistage list", "omnistage list --json", name="list")
 _add(pull, "omnistage pull Qwen/Qwen2.5-Omni-3B")

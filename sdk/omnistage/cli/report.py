@@ -43,7 +43,9 @@ def errors_reported(verbose: bool = False) -> Iterator[None]:
     except OSError as error:
         if verbose:
             traceback.print_exc()
-        _line(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", "")
+        from omnistage.cli.places import explain
+
+        _line(explain(error), "")
         raise typer.Exit(1) from error
     except Interrupted as error:
         raise typer.Exit(interrupt.exit_code(error.number)) from error
@@ -66,11 +68,11 @@ def tell(error: OmniError, verbose: bool, wording: Wording | None = None) -> Non
     message, hint = word_error(error, wording or SHELL)
     if isinstance(error, UnavailableError) and error.retry_delay_s is not None:
         message += f" (ask again in {error.retry_delay_s:.1f} s)"
-    _line(message, hint)
+    _line(message, hint, error.request_id)
 
 
-def _line(message: str, hint: str) -> None:
-    """Print the line of an error, and a line for the hint if there is one."""
+def _line(message: str, hint: str, request_id: str = "") -> None:
+    """Print the line of an error, and a line each for the hint and for the request that it is about, if there are such."""
     from rich.markup import escape
 
     from omnistage.cli.console import Notices
@@ -79,6 +81,8 @@ def _line(message: str, hint: str) -> None:
     notices.tell(f"[bold red]error:[/] {escape(message)}")
     if hint:
         notices.tell(f"[dim]hint:[/] {escape(hint)}")
+    if request_id:
+        notices.say(f"[dim]request: {escape(request_id)}[/]")
 
 
 class Interrupted(Exception):

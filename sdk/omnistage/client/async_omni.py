@@ -291,6 +291,8 @@ class AsyncOmni:
         except OmniError as error:
             self._connection.advise(error, request)
             refusal = order.translate_refusal(error) if isinstance(error, RequestError) else None
+            if call.has_asked:
+                (refusal or error).name_request(request.request_id)
             if refusal is None:
                 raise
             raise refusal from error

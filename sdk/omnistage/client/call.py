@@ -85,6 +85,8 @@ class Call:
         self._reader = self._new_reader()
         self._pending_events: list[Event] | None = [] if is_whole else None
         """If `is_whole`: the events so far, which the caller gets when all have come. None: events are yielded at once."""
+        self.has_asked = False
+        """Whether a router was asked, so that its log may have a line about the request."""
         self._has_output = False
         """Whether the caller has got a part of the answer, so that the answer must not begin anew."""
         self._has_begun = False
@@ -236,6 +238,7 @@ class Call:
 
     async def _read(self, router: Router) -> AsyncGenerator[Event, None]:
         """Ask a router for the answer, or for the rest of it, and yield the events that come."""
+        self.has_asked = True
         call: GenerateCall | Conversing
         request = self._reader.request(self._request)
         if self._uploads:

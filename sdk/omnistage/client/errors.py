@@ -2,7 +2,7 @@
 
 ::
 
-    OmniError                  code, reason, hint, metadata, and a note with the hint
+    OmniError                  code, reason, hint, metadata, request_id, and notes with the hint and the request
     ├── RequestError           the request cannot be done as it was asked; asking again will not help
     │   ├── BadRequestError    fields: which field is bad and why
     │   ├── UnknownModelError  no such pipeline, model or voice
@@ -73,6 +73,8 @@ class OmniError(Exception):
     """The class's hint, with `{NAME}` in place of names, which `wording` fills in."""
 
     hint = _Hint()
+    request_id: str = ""
+    """The name of the request in the logs of router and gateway, if a router was asked; otherwise empty."""
     answers: Sequence[Any] = ()
     """If this is the error of a list of texts: for each text its `Answer`, or None if that text failed."""
 
@@ -93,6 +95,11 @@ class OmniError(Exception):
         self.advice = ""
         """The hint, still with `{NAME}` in place of names."""
         self.hint = hint or self.ADVICE
+
+    def name_request(self, request_id: str) -> None:
+        """Say which request this is about, in a note too. request_id: under which a router was asked."""
+        self.request_id = request_id
+        self.add_note(f"request: {request_id}")
 
     def say_more(self, sentence: str) -> None:
         """Append `sentence` to the message."""

@@ -9,6 +9,7 @@ stay.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -27,11 +28,22 @@ from omnistage.models.reports import ShowProgress
 
 
 def cache_directory() -> Path:
-    """The directory: `OMNISTAGE_CACHE`, else `omnistage` in the XDG cache directory. It may not exist yet."""
-    if path_text := os.environ.get("OMNISTAGE_CACHE"):
-        return Path(path_text).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "omnistage"
+    """The directory: `OMNISTAGE_CACHE`, else `omnistage` in the XDG cache directory. It may not exist yet. Raises OSError if this user has
+    no home."""
+    return named_directory("OMNISTAGE_CACHE", "XDG_CACHE_HOME", ".cache")
+
+
+def named_directory(variable: str, xdg_variable: str, in_home: str) -> Path:
+    """The directory that a variable names, else `omnistage` in the directory of an XDG variable, or in its usual place. in_home: that
+    place in the user's home. Raises OSError if none of them says where, because this user has no home."""
+    path_text, base = os.environ.get(variable), os.environ.get(xdg_variable)
+    try:
+        if path_text:
+            return Path(path_text).expanduser()
+        return (Path(base) if base else Path.home() / in_home) / "omnistage"
+    except RuntimeError:  # In a container the user may be a bare number.
+        reason = f"{path_text or 'this user'} has no home directory: set {variable} to a folder of yours"
+        raise FileNotFoundError(errno.ENOENT, reason) from None
 
 
 WAITING = "another process fetches; waiting"

@@ -39,20 +39,22 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Describes why there is no answer. error: name of the class of the error. pause_s: seconds that a user waits before the next request:
+    """Describes why there is no answer. error: name of the class of the error. request_id: as the logs name it; empty: no router was
+    asked. pause_s: seconds that a user waits before the next request:
     as long as the router says, but at most LONGEST_PAUSE_S; 0 if asking again does not help. is_refusal: the request itself was wrong."""
 
     error: str
     reason: str
     message: str
     hint: str
+    request_id: str
     pause_s: float
     is_refusal: bool
 
     @property
     def description(self) -> dict[str, str]:
         """The error, by the keys of docs/bench.md."""
-        return {"error": self.error, "reason": self.reason, "message": self.message, "hint": self.hint}
+        return {"error": self.error, "reason": self.reason, "message": self.message, "hint": self.hint, "request_id": self.request_id}
 
     @classmethod
     def of(cls, error: OmniError) -> Failure:
@@ -61,7 +63,7 @@ class Failure:
         if isinstance(error, UnavailableError):
             # Without a pause a refused user would be refused a thousand times a second.
             pause_s = min(RETRY_S if error.retry_delay_s is None else error.retry_delay_s, LONGEST_PAUSE_S)
-        return cls(type(error).__name__, error.reason, *word_error(error), pause_s, isinstance(error, RequestError))
+        return cls(type(error).__name__, error.reason, *word_error(error), error.request_id, pause_s, isinstance(error, RequestError))
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from omnistage.cli.make.figures import figures, remarks
 from omnistage.cli.make.figures import tell as tell_figures
 from omnistage.cli.make.files import write_chunks
 from omnistage.cli.make.screen import Spoken, follow, screen_for
+from omnistage.cli.places import explain
 from omnistage.cli.report import tell
 from omnistage.cli.targets import Where, connect_client
 from omnistage.cli.wording import CHAT
@@ -465,7 +466,7 @@ class ChatSession:
         try:
             self._talk.keep()
         except OSError as error:
-            self._notices.tell(f"[yellow]the conversation cannot be kept: {escape(str(error))}[/]")
+            self._notices.tell(f"[yellow]the conversation cannot be kept: {escape(explain(error))}[/]")
 
 
 async def _play_to_end(player: Player, notices: Notices) -> None:

@@ -21,7 +21,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 from omnistage.cli.chat.talk import LINES, WORDS
 from omnistage.cli.console import Notices
-from omnistage.cli.stack.served import state_folder
+from omnistage.cli.places import state_folder
 from omnistage.client.media import KINDS, LOOK_BYTES, media_types, to_medium
 from omnistage.client.threads import run_on_thread
 

@@ -13,7 +13,7 @@ from typing import Any, TypedDict, cast, get_args
 
 import grpc
 
-from omnistage.cli.stack.served import state_folder
+from omnistage.cli.places import state_folder
 from omnistage.client.conversation import Conversation
 from omnistage.client.errors import BadRequestError, OmniError, RequestError, UnknownModelError
 from omnistage.client.media import KINDS
@@ -64,7 +64,9 @@ class Talk:
         except FileNotFoundError:
             raise RequestError("there is no conversation to go on with", hint="Leave --continue out.") from None
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise RequestError(f"{path} cannot be read: {error}", hint="Remove it, or leave --continue out.") from None
+            raise RequestError(
+                f"{path} cannot be read: {getattr(error, 'strerror', None) or error}", hint="Remove it, or leave --continue out."
+            ) from None
         return cls(cast("TalkSettings", {**stored_settings, **settings}), turns)
 
     @property
@@ -132,6 +134,9 @@ class Talk:
                 json.dumps({"settings": self.settings, "turns": self.turns}, ensure_ascii=False, indent=1), encoding="utf-8"
             )
             draft.path.replace(folder / LAST)
+        except OSError as error:
+            error.filename = error.filename or str(folder)  # An error of writing has none.
+            raise
         finally:
             draft.remove()
 

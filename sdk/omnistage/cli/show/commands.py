@@ -6,6 +6,9 @@ The work is in `show.tables`, `show.fetch` and `show.bars`, imported when it run
 from __future__ import annotations
 
 import asyncio
+import re
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -46,6 +49,67 @@ def status(
 
     with errors_reported(verbose):
         asyncio.run(show_status(address, api_key, json, timeout, verbose))
+
+
+def doctor(address: Running = None, json: Json = False, verbose: Verbose = False) -> None:
+    """Look at this machine, and say what is wrong.
+
+    Versions, memory, folders, ports, players, models, and whether routers answer: ok, warn or bad, and what to do. Exit code 1 if
+    something is bad. Starts nothing.
+    """
+    with errors_reported(verbose):
+        from omnistage.cli.show.doctor import examine
+
+        is_well = examine(address, json)
+    if not is_well:
+        raise typer.Exit(1)
+
+
+def _since(text: str | None) -> str:
+    """The earliest time, as the logs write it. text: as typed by --since; None: any time. Raises BadParameter."""
+    if text is None:
+        return ""
+    if match := re.fullmatch(r"([0-9]{1,9})([smhd])", text):
+        ago_s = int(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+        return datetime.fromtimestamp(max(time.time() - ago_s, 0.0), UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(f"is {text!r}; it must be like 30s, 10m, 2h or 1d, or a time such as 2026-03-01T12:00:00Z") from None
+
+
+def logs(
+    processes: Annotated[
+        list[str] | None, typer.Argument(metavar="PROCESS", help="Names, such as router, talker, talker-1, gateway or serve; default: all.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Of the stack's router, or its port; default: the only stack of yours.")
+    ] = None,
+    log_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Of a stack that has ended: its --log-dir.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print further lines as they come, until the stack ends.")] = False,
+    lines: Annotated[
+        int | None,
+        typer.Option(
+            "--lines", "-n", min=0, max=100_000, metavar="N", help="The last N; default: 100, or all that --request and --since find."
+        ),
+    ] = None,
+    request: Annotated[str, typer.Option(metavar="ID", help="Only about this request, or session: of an error, or of x-request-id.")] = "",
+    since: Annotated[str | None, typer.Option(metavar="TIME", help="Only from then on: 30s, 10m, 2h, 1d ago, or a time.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the objects of the logs, a line each, with the process.")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Print the logs of a stack of this machine.
+
+    Those of all its processes, in the order of their times, which are in UTC. Where none serves, those of the last one that were kept.
+    """
+    earliest = _since(since)
+    if address is not None and log_dir is not None:
+        raise typer.BadParameter("--address is a stack that serves, and --log-dir one that has ended; leave one out")
+    from omnistage.cli.show.logs import LogQuery, find_folder, show_logs
+
+    with errors_reported(verbose):
+        folder, pid = (log_dir, 0) if log_dir is not None else find_folder(address)
+        show_logs(folder, processes or (), LogQuery(lines, request, earliest, follow, as_json), pid)
 
 
 def voices(

@@ -62,22 +62,27 @@ async def show_pipelines(address: str | None, api_key: str | None, as_json: bool
 
 
 async def show_status(address: str | None, api_key: str | None, as_json: bool, timeout_s: float, verbose: bool) -> None:
-    """Print the stage servers of a router, by pipeline, and the URL of the page if the stack is this user's; as JSON {"replicas":
-    [{pipeline, stage, address, pid, state, sessions, queue, transport, settings}], "page": URL or null}.
+    """Print the stage servers of a router, by pipeline, and the URL of the page and the folder of the logs if the stack is this user's; as
+    JSON {"replicas": [{pipeline, stage, address, pid, state, sessions, queue, transport, settings}], "page": URL or null, "logs": folder or
+    null}.
 
     address: of the router; None: the one that runs here. Raises UnavailableError if none does.
     """
     target = must_run(address, api_key)
     async with connect_client(target, timeout_s, verbose) as omni:
         replicas = _group_replicas(await omni.replicas(timeout_s=timeout_s))
-    pages = (open_page(served) for served in served_here() if served.address == reachable_address(target.address))
-    page = next(filter(None, pages), None)
+    stacks = [served for served in served_here() if served.address == reachable_address(target.address)]
+    page = next(filter(None, map(open_page, stacks)), None)
+    logs = next((served.log_folder for served in stacks if served.log_folder), None)
     if as_json:
-        print(json.dumps({"replicas": [{key: getattr(replica, key) for key in STATUS_KEYS} for replica in replicas], "page": page}))
+        rows = [{key: getattr(replica, key) for key in STATUS_KEYS} for replica in replicas]
+        print(json.dumps({"replicas": rows, "page": page, "logs": logs}))
     else:
         console = _console()
         console.print(_fit_status(replicas, console))
-        for line in [*(settings_lines(replicas) if verbose else ()), *(["", f"[bold]page[/]  {page}"] if page else [])]:
+        places = [(name, place) for name, place in (("page", page), ("logs", logs)) if place]
+        lines = [f"[bold]{name}[/]  {escape(place)}" for name, place in places]
+        for line in [*(settings_lines(replicas) if verbose else ()), *([""] if lines else []), *lines]:
             console.tell(line)
 
 

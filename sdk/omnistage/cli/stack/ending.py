@@ -49,7 +49,7 @@ async def start_stack(
             progress.update(tasks[name], total=1, completed=1)
 
     def tell(event: str, text: str) -> None:
-        console.tell(f"[bold {EVENT_COLOURS.get(event, 'red')}]{event}[/] {escape(text)}")
+        console.report(f"[bold {EVENT_COLOURS.get(event, 'red')}]{event}[/] {escape(text)}")
 
     stack = Stack(layout, log_folder=log_folder, verbose=verbose, report=done, tell=tell)
     if on_begin is not None:
@@ -159,7 +159,7 @@ class Ending:
 
     def _say(self, markup: str) -> None:
         if self._notices is not None:
-            self._notices.say(markup)
+            self._notices.report(markup)
 
 
 def _samples(address: str) -> list[Sample] | None:

@@ -36,8 +36,8 @@ class Configured(Command):
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
             name = getattr(error.param, "name", None) or ""
-            if origin := _origin(ctx, name, ""):
-                error.message = f"{error.message} (from {origin})"
+            if source := origin(ctx, name, ""):
+                error.message = f"{error.message} (from {source})"
             raise
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -110,9 +110,9 @@ def settings_text(context: typer.Context) -> str:
         value = _list_or_one(in_force) if is_list else _file_value(in_force, is_many=option.multiple)
         is_unset = value is None or value == ""
         # YAML ends a text that is a single value with a line of three dots.
-        origin = f"default: {UNSET.get(name, UNSET_DEFAULT)}" if is_unset else _origin(context, name, "command line") or "default"
+        source = f"default: {UNSET.get(name, UNSET_DEFAULT)}" if is_unset else origin(context, name, "command line") or "default"
         text = "null" if is_unset else yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("...\n").rstrip()
-        lines.append(f"{name}: {text}  # {origin}")
+        lines.append(f"{name}: {text}  # {source}")
     return "\n".join(lines)
 
 
@@ -123,7 +123,7 @@ def counts_more(context: typer.Context, setting: str, other: str) -> bool:
     return rank > other_rank
 
 
-def _origin(context: typer.Context, name: str, text: str) -> str:
+def origin(context: typer.Context, name: str, text: str) -> str:
     """The source of a setting in words: the file, or a variable; for the command line `text`, for the default an empty text."""
     source = context.get_parameter_source(name)
     origins = {"DEFAULT": "", "DEFAULT_MAP": "the file", "ENVIRONMENT": f"{VARIABLE_PREFIX}_{name.upper()}"}

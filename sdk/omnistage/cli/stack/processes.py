@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from omnistage.cli.places import explain
 from omnistage.cli.stack.layout import option_words
 from omnistage.cli.stack.resources import Bounds, bound_text, memory_of_machine
 from omnistage.client.errors import StackError
@@ -76,7 +77,7 @@ class StackProcess:
         try:
             process = self._process = self._spawn(lifeline_fd, start_fd, words)
         except OSError as error:
-            raise StackError(f"{self.name} cannot be started: {error}") from error
+            raise StackError(f"{self.name} cannot be started: {explain(error)}") from error
         self._memory_bytes = self.bounds.put_on(process.pid)
         line = await first_of(process.first_line(), wait_until_stopped(process.pid))
         if isinstance(line, str):

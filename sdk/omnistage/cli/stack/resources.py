@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omnistage.client.routers import KEY_VARIABLE as KEY_VARIABLE
+from omnistage.host.child import count_mapped
 from omnistage.host.token import FILE_VARIABLE, GATEWAY_VARIABLE, VARIABLE, new_token, read_token
 
 MEMORY_SHARE = 0.75
@@ -55,7 +56,7 @@ class Bounds:
         if self.rest_share is None:
             return None
         with suppress(OSError):
-            mapped_bytes = mapped(pid)
+            mapped_bytes = count_mapped(pid)
             if mapped_bytes < machine_bytes:  # A driver of a GPU maps more than there is.
                 room_bytes = max(int(self.rest_share * (machine_bytes - mapped_bytes)), MIN_ROOM_BYTES)
                 return _bound_memory(pid, mapped_bytes + room_bytes)
@@ -70,12 +71,6 @@ def _bound_memory(pid: int, memory_bytes: int) -> int | None:
         resource.prlimit(pid, resource.RLIMIT_DATA, (soft, hard))
         return soft
     return None
-
-
-def mapped(pid: int) -> int:
-    """Bytes that a process has mapped, as its bound counts them. Raises OSError if it has ended."""
-    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:")), 0)
 
 
 def memory_of_machine() -> int:

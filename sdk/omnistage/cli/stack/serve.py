@@ -20,11 +20,12 @@ from rich.markup import escape
 
 from omnistage.cli import interrupt
 from omnistage.cli.console import Notices
+from omnistage.cli.places import explain, state_folder
 from omnistage.cli.stack.ending import Ending, Owner, error_line, start_stack, watch_requests
 from omnistage.cli.stack.layout import Layout, ServerOptions, reachable_address
 from omnistage.cli.stack.pipelines import Choice, layout_of
 from omnistage.cli.stack.processes import open_log
-from omnistage.cli.stack.served import Served, StackEnd, all_served, announce, choose_stack, register_stack, state_folder, warn
+from omnistage.cli.stack.served import Served, StackEnd, all_served, announce, choose_stack, register_stack, warn
 from omnistage.cli.stack.stack import Stack
 from omnistage.cli.wording import SHELL
 from omnistage.client.errors import OmniError, StackError
@@ -47,9 +48,9 @@ def serve(choice: Choice, log_folder: Path | None, verbose: bool, owner: Owner |
     further pipeline, and gets {"pipeline"} when it serves, or the same with an error. None: a person started it."""
     raise_limit()
     owner = owner or Owner()
-    if log_folder is not None:
-        log_folder.mkdir(parents=True, exist_ok=True)
     try:
+        if log_folder is not None:
+            log_folder.mkdir(parents=True, exist_ok=True)
         with owner.ends_all():
             layout = layout_of(choice)
         asyncio.run(_serve(layout, log_folder, verbose, owner))
@@ -57,6 +58,11 @@ def serve(choice: Choice, log_folder: Path | None, verbose: bool, owner: Owner |
         if owner.tell_first(error_line(error)):
             raise typer.Exit(1) from error
         raise
+    except OSError as error:
+        failure = StackError(explain(error))
+        if owner.tell_first(error_line(failure)):
+            raise typer.Exit(1) from error
+        raise failure from error
 
 
 def serve_for_owner(fd: int) -> None:
@@ -98,6 +104,8 @@ async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, owner: 
                 owner.tell_first({"address": address, "http": http, "metrics": metrics})
                 if not owner.is_there:
                     announce(notices, address, layout, http=http, metrics=metrics, log_folder=logs)
+                elif not owner.is_private:  # Its command tells where it serves; this begins the log of the launcher.
+                    notices.report(f"[bold green]serving[/] on {escape(address)} (pid {os.getpid()})")
                 async with begins.of(stack, layout):
                     if limit_s:
                         begins.add(watch_requests(limit_s, stack.metrics_addresses, end_idle))
@@ -184,7 +192,7 @@ class Begins:
                 serves = False
                 continue
             hint = f" {SHELL.hint(error.advice)}" if error.advice else ""
-            self._notices.tell(f"[bold red]failed[/] {escape(f'{name}: {error.message}.{hint} It is started again in {pause_s:g} s')}")
+            self._notices.report(f"[bold red]failed[/] {escape(f'{name}: {error.message}.{hint} It is started again in {pause_s:g} s')}")
             await asyncio.sleep(pause_s)
             pause_s, serves = min(2 * pause_s, MAX_PAUSE_S), False
 
@@ -195,7 +203,7 @@ class Begins:
                 await stack.begin(name)
         except StackError:
             return False  # `_keep` asks `gone` for the reason.
-        self._notices.tell(f"[bold green]serving[/] {escape(name)}")
+        self._notices.report(f"[bold green]serving[/] {escape(name)}")
         return True
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from rich.markup import escape
 
 from omnistage.cli.console import Notices
+from omnistage.cli.places import state_folder
 from omnistage.cli.stack.layout import Layout, flag, reachable_address
 from omnistage.client import connection
 from omnistage.client.errors import NotAvailableError, RequestError
@@ -230,18 +231,3 @@ def _further_lines(option: str, layout: Layout, metrics: str, log_folder: str) -
         yield "metrics", f"http://{reachable_address(metrics)}/metrics"
     if log_folder:
         yield "logs", log_folder
-
-
-def state_folder(name: str = "") -> Path:
-    """The folder of this user's state, or the folder `name` in it. A missing one is made, for this user alone. The folder of the state is
-    `OMNISTAGE_STATE`, else `omnistage` in the XDG state directory. (That outlives a login, unlike the XDG runtime directory.) Raises
-    OSError."""
-    base = os.environ.get("XDG_STATE_HOME")
-    if folder := os.environ.get("OMNISTAGE_STATE"):
-        path = Path(folder).expanduser()
-    else:
-        path = (Path(base) if base else Path.home() / ".local" / "state") / "omnistage"
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path /= name
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return path
