@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from helpers.metrics import PAGE, PROCESS, series
-from omnistage.router.placement import STATES
+from omnistage.router.replica import STATES
 from omnistage.v1 import error_pb2
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -358,7 +358,7 @@ def serve(
     shared = {name: value for name in SERVER_SETTINGS if (value := context.params[name]) is not None}
     apart = ("settings", "idle_unload_s", "http_may_move")
     own = {each.name: context.params[each.name.removesuffix("_s")] for each in fields(ServerOptions) if each.name not in apart}
-    may_move = not _origin(context, "http", "command line")  # Whoever names a port has told it to others.
+    may_move = not origin(context, "http", "command line")  # Whoever names a port has told it to others.
     own |= {"http": "" if no_http else http, "http_may_move": may_move, "idle_unload_s": idle_unload_s}
     servers = ServerOptions(**own, settings=shared)
     if print_config:
