@@ -22,7 +22,6 @@ from omnistage.client import AsyncOmni, Audio, AudioChunk, Done, Omni, Picture, 
 from omnistage.client.answer import collect
 from omnistage.client.events import AudioArrival, Event, StageReport, TextArrival, Timing, buffer_levels, is_audible, play
 from omnistage.client.files import LONGEST_SHOWN_S, MAX_PICTURE_BYTES, pictures_html
-from omnistage.client.remarks import end_notes
 
 RATE = 1000
 
@@ -200,9 +199,8 @@ async def test_an_answer_names_its_seed_unless_none_was_drawn_with(drew: bool | 
 def test_an_end_that_the_model_did_not_choose_is_told_in_words(
     reason: str, tokens: int | None, thought_tokens: int, notes: list[str]
 ) -> None:
-    arrivals = () if thought_tokens else (TextArrival(0.1, 7),)
-    done = Done("id", "smol", 7, reason, Usage((), 0.0, None, None, 0.1, tokens, thought_tokens), Timing(arrivals, (), 0.1))
-    assert list(end_notes(done, "/max-tokens N")) == notes
+    done = Done("id", "smol", 7, reason, Usage((), 0.0, None, None, 0.1, tokens, thought_tokens), Timing((), (), 0.1))
+    assert list(done.end_notes("/max-tokens N")) == notes
     assert [note.replace("max_tokens=N", "/max-tokens N") for note in done.notes] == notes
 
 

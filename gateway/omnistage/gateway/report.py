@@ -106,7 +106,8 @@ def failover_fields(event: Failover) -> dict[str, Any]:
 
 def notes_of(product: Answer | Done, limit_name: str = "max_tokens") -> list[str]:
     """The notes on an answer. limit_name: the request's name of the field that limits the tokens."""
-    return [*product.usage.notes, *end_notes(product, f"a higher {limit_name}")]
+    usage = product.usage
+    return [*usage.notes, *end_notes(product.finish_reason, usage.completion_tokens, usage.thought_tokens, f"a higher {limit_name}")]
 
 
 def account_fields(done: Done, seed: int | None, limit_name: str = "max_tokens") -> dict[str, Any]:

@@ -304,7 +304,11 @@ class Done:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return self.usage.notes + end_notes(self, "max_tokens=N")
+        return self.usage.notes + self.end_notes("max_tokens=N")
+
+    def end_notes(self, longer: str) -> tuple[str, ...]:
+        """See remarks.end_notes."""
+        return end_notes(self.finish_reason, self.usage.completion_tokens, self.usage.thought_tokens, longer)
 
     @property
     def drew(self) -> bool | None:

@@ -315,7 +315,7 @@ class Reader:
         """The error for an answer without the sound that was due; its text says why there is none."""
         message = f"nothing of this text could be spoken by {pipeline}"
         if self._received.has_ended(AUDIO_PORT):
-            return NotSpokenError(f"{message}: {unspoken_text(account) or 'no sound came'}")
+            return NotSpokenError(f"{message}: {unspoken_text(account.unspoken, account.unspoken_words) or 'no sound came'}")
         stage = "Code2Wav" if self._received.has_ended(CODES_PORT) else "Talker"
         return NotSpokenError(f"{message}: it has no {stage}", hint="Name a pipeline with a voice: {pipelines} tells which have some.")
 

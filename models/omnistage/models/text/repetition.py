@@ -3,8 +3,8 @@ answer ends it at the same token.
 
 Measured with SmolLM2-135M-Instruct and 70 prompts, at five settings of sampling, with up to 512 tokens: 89 of 350 answers did not end by
 themselves. 36 of these had one block of 1 to 64 tokens over and over for 256 tokens; none of them ended later, and the two that left the
-block went on with another. No answer that ended by itself had a block more than twice for more than 18 tokens. What people may ask for is
-longer: "ha" fifty times is 49 tokens, a song of four lines five times 203, a sentence of twelve tokens twenty times 240. A list with
+block went on with another. No answer that ended by itself had a block more than twice for more than 18 tokens. Longer is what people may
+ask for: "ha" fifty times is 49 tokens, a song of four lines five times 203, a sentence of twelve tokens twenty times 240. A list with
 numbers, a count, a table with contents or a song that counts down is no repetition by this rule."""
 
 from __future__ import annotations

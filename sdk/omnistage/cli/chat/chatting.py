@@ -49,7 +49,6 @@ from omnistage.client.errors import BadRequestError, OmniError, PlayerLostError,
 from omnistage.client.events import AudioChunk, Done, Event
 from omnistage.client.loudspeaker import Loudspeaker, find_loudspeaker, is_silenced
 from omnistage.client.player import Player
-from omnistage.client.remarks import end_notes
 from omnistage.client.request import Options
 from omnistage.client.wording import did_you_mean
 from omnistage.models.requests import those_there_are
@@ -296,7 +295,7 @@ class ChatSession:
         except BaseException:
             self.silence()
             raise
-        for line in end_notes(done, "/max-tokens N"):
+        for line in done.end_notes("/max-tokens N"):
             self._notices.tell(f"[dim]{line}[/]")
         tell_figures(figures(done, is_brief=not self._verbose), *remarks(done))
         if self._player is not None:

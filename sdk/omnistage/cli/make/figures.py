@@ -40,7 +40,7 @@ def answer_facts(answer: Spoken, done: Done) -> dict[str, object]:
 def remarks(done: Done) -> Iterator[str]:
     """Yields lines for people with the server's remarks."""
     yield from done.usage.notes
-    if unspoken := unspoken_text(done.usage):
+    if unspoken := unspoken_text(done.unspoken, done.unspoken_words):
         yield f"not spoken: {unspoken}"
 
 

@@ -24,7 +24,6 @@ from omnistage.client.errors import BadRequestError, NotSpokenError, OmniError, 
 from omnistage.client.events import AudioChunk, Done, Event, SpokenWord
 from omnistage.client.files import format_of
 from omnistage.client.media import Medium
-from omnistage.client.remarks import end_notes
 from omnistage.client.request import Options, for_conversation
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
@@ -182,7 +181,7 @@ class Question(TypedOrder):
         for failover in done.failovers:
             yield sentence(failover, done.timing)
         if not self.verbatim:
-            yield from end_notes(done, "--max-tokens N")
+            yield from done.end_notes("--max-tokens N")
         if count := self.answer.pictures:
             pictures = "a picture" if count == 1 else f"{count} pictures"
             yield f"{done.pipeline} drew {pictures} of this; omnistage draw PROMPT --out F.png keeps what it draws"
