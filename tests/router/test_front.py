@@ -89,7 +89,7 @@ async def test_metrics_tell_which_pipeline_has_which_models(stack: RouterAndStag
     labels = ("pipeline", "stage", "model", "state")
     counted = [sample for sample in _samples(stack.router) if sample.name == "omnistage_router_replicas"]
     replicas = {tuple(map(sample.labels.get, labels)): sample.value for sample in counted}
-    states = {"serving": 1, "draining": 0, "lost": 0, "starting": 0}
+    states = {"serving": 1, "draining": 0, "lost": 0, "starting": 0, "unloaded": 0}
     assert replicas == {("toy", kind, f"toy-{kind}", state): count for kind in CHAIN for state, count in states.items()}
     ended = {"pipeline": "toy", "reason": "OK"}
     assert (stack.router.registry.get_sample_value("omnistage_router_requests_total", ended) or 0) >= 1
