@@ -62,7 +62,7 @@ def url() -> Iterator[str]:
 
 
 def run(command: Sequence[str], folder: Path, limit_s: float = 200, **variables: str) -> str:
-    """What a program prints; it must end well."""
+    """Run a program, which must end well, and return what it prints."""
     process = subprocess.run(
         command,
         cwd=folder,

@@ -289,13 +289,15 @@ async def ollama_chat(call: ThisCall, body: OllamaChatRequest) -> Response:
 @router.post("/generate", response_model=None)
 async def ollama_generate(call: ThisCall, body: OllamaPrompt) -> Response:
     """Answer a prompt in text, line by line or whole."""
-    system = [{"role": "system", "content": body.system}] if body.system else []
-    # What the client library says of the last turn is about these fields.
-    last = f"conversation[{len(system)}]"
-    call.account.fields = {**PROMPT_FIELDS, f"{last}.content": "prompt", f"{last}.images": "images"}
-    has_prompt = body.prompt or body.images
-    prompt = [{"role": "user", "content": body.prompt or "", "images": body.images}] if has_prompt else []
-    return await _answer(call, body, [*system, *prompt] if prompt else [], _response)
+    messages: list[dict[str, Any]] = []
+    if body.prompt or body.images:
+        system = [{"role": "system", "content": body.system}] if body.system else []
+        messages = [*system, {"role": "user", "content": body.prompt or "", "images": body.images}]
+    # Errors of the client library that name the last turn are about these fields.
+    turn = f"conversation[{len(messages) - 1}]"
+    call.account.fields = {**PROMPT_FIELDS, f"{turn}.content": "prompt", f"{turn}.images": "images"}
+    body.prompt = body.images = None  # The messages have them, and go when the turns have them.
+    return await _answer(call, body, messages, _response)
 
 
 # Models

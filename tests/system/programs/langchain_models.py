@@ -9,7 +9,7 @@ from pydantic import BaseModel
 ASKED = "What is a kite?"
 
 
-class Flag(BaseModel):
+class AnimalFact(BaseModel):
     is_tall: bool
 
 
@@ -25,12 +25,12 @@ for model in (openai, ollama):
     assert more.text, more
 brief = "Is a giraffe tall? Answer in JSON."
 for model in (openai, ollama):
-    flag = model.with_structured_output(Flag, method="json_schema").invoke(brief)
-    assert isinstance(flag, Flag), flag
+    flag = model.with_structured_output(AnimalFact, method="json_schema").invoke(brief)
+    assert isinstance(flag, AnimalFact), flag
 assert OllamaLLM(model="smol", base_url=url, num_predict=8).invoke(ASKED)
 for model in (openai, ollama):
     try:
-        model.bind_tools([Flag]).invoke(ASKED)
+        model.bind_tools([AnimalFact]).invoke(ASKED)
     except Exception as error:  # Each library has a class of its own for it.
         assert "tools: nothing here does that yet" in str(error), error
     else:

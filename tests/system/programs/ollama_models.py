@@ -10,7 +10,7 @@ ASKED = [{"role": "user", "content": "What is a kite?"}]
 BRIEF = {"num_predict": 12, "temperature": 0.8, "seed": 7, "num_ctx": 2048}
 
 
-class Flag(BaseModel):
+class GiraffeFact(BaseModel):
     is_tall: bool
 
 
@@ -33,8 +33,8 @@ assert (whole.done, whole.done_reason, whole.eval_count) == (True, "length", 12)
 assert whole.total_duration and whole.eval_duration and whole.prompt_eval_duration and whole.load_duration == 0
 pieces = [*client.generate("smol", "What is a kite?", system="Be brief.", stream=True, options=BRIEF)]
 assert len(pieces) > 2 and "".join(piece.response or "" for piece in pieces) and pieces[-1].done
-flag = client.chat("smol", [{"role": "user", "content": "Is a giraffe tall? Answer in JSON."}], format=Flag.model_json_schema())
-assert isinstance(Flag.model_validate_json(flag.message.content or "").is_tall, bool)
+flag = client.chat("smol", [{"role": "user", "content": "Is a giraffe tall? Answer in JSON."}], format=GiraffeFact.model_json_schema())
+assert isinstance(GiraffeFact.model_validate_json(flag.message.content or "").is_tall, bool)
 told = client.chat("smol", ASKED, options={"num_predict": 3}, logprobs=True, top_logprobs=2)
 assert told.logprobs and len(told.logprobs) == 3 and len(told.logprobs[0].top_logprobs or ()) == 2, told
 assert client.generate("smol", keep_alive=0).done_reason == "load"
