@@ -39,14 +39,6 @@ def drawn(*types: str, prompt: str = "", **fields: object) -> omni_pb2.GenerateR
     return omni_pb2.GenerateRequest(diffusion=stage_pb2.DiffusionParams(prompt=prompt, images=images), **fields)  # type: ignore[arg-type]
 
 
-def looked(*types: str, text: str = "a walk", **fields: object) -> omni_pb2.GenerateRequest:
-    """A prompt with pictures that have something in them, and all fields that a request may have beside."""
-    asked = spoken(*types, text=text, seed=7, request_id="r", conversation_id="c", batches=True, revisions=["1"], **fields)
-    for number, part in enumerate(asked.thinker.messages[0].parts[:-1]):
-        part.media.data, part.media.background = bytes([number]), "#000000"
-    return asked
-
-
 def choice(asked: omni_pb2.GenerateRequest, table: Sequence[str] = tuple(TABLE)) -> str:
     return choose_pipeline(asked, {name: TABLE[name] for name in table})[0].pipeline.name
 
@@ -55,6 +47,14 @@ def error_of(asked: omni_pb2.GenerateRequest, table: Sequence[str] = tuple(TABLE
     with pytest.raises(StageError) as raised:
         choice(asked, table)
     return raised.value
+
+
+def looked(*types: str, text: str = "a walk", **fields: object) -> omni_pb2.GenerateRequest:
+    """A prompt with pictures that have something in them, and all fields that a request may have beside."""
+    asked = spoken(*types, text=text, seed=7, request_id="r", conversation_id="c", batches=True, revisions=["1"], **fields)
+    for number, part in enumerate(asked.thinker.messages[0].parts[:-1]):
+        part.media.data, part.media.background = bytes([number]), "#000000"
+    return asked
 
 
 @pytest.mark.parametrize(
