@@ -79,14 +79,6 @@ def test_a_name_of_two_or_of_none_is_refused_with_those_that_there_are(word: str
     assert raised.value.metadata.get("candidates") == ("toy,toy-film" if reason == "BAD_REQUEST" else None)
 
 
-def looked(*types: str, text: str = "a walk", **fields: object) -> omni_pb2.GenerateRequest:
-    """A prompt with pictures that have something in them, and all fields that a request may have beside."""
-    asked = spoken(*types, text=text, seed=7, request_id="r", conversation_id="c", batches=True, revisions=["1"], **fields)
-    for number, part in enumerate(asked.thinker.messages[0].parts[:-1]):
-        part.media.data, part.media.background = bytes([number]), "#000000"
-    return asked
-
-
 def choice(asked: omni_pb2.GenerateRequest, table: Sequence[str] = tuple(TABLE)) -> str:
     return choose_pipeline(asked, {name: TABLE[name] for name in table})[0].pipeline.name
 
@@ -95,6 +87,14 @@ def error_of(asked: omni_pb2.GenerateRequest, table: Sequence[str] = tuple(TABLE
     with pytest.raises(StageError) as raised:
         choice(asked, table)
     return raised.value
+
+
+def looked(*types: str, text: str = "a walk", **fields: object) -> omni_pb2.GenerateRequest:
+    """A prompt with pictures that have something in them, and all fields that a request may have beside."""
+    asked = spoken(*types, text=text, seed=7, request_id="r", conversation_id="c", batches=True, revisions=["1"], **fields)
+    for number, part in enumerate(asked.thinker.messages[0].parts[:-1]):
+        part.media.data, part.media.background = bytes([number]), "#000000"
+    return asked
 
 
 @pytest.mark.parametrize(

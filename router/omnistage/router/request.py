@@ -163,34 +163,6 @@ def _refuse_choice(candidates: Sequence[str], reason: str) -> StageError:
     return StageError("BAD_REQUEST", text, metadata={"field": "model", "candidates": ",".join(names)})
 
 
-def _wants(request: omni_pb2.GenerateRequest) -> Iterator[str]:
-    """Yields the names of the ABILITIES that a request needs."""
-    is_drawing = request.HasField("diffusion")
-    of_outputs = {"video": "video", "image": "image", "text": "answer", "audio": "sound" if is_drawing else "speech"}
-    yield from (of_outputs[output] for output in request.outputs if output in of_outputs)
-    if is_drawing:
-        yield "drawing"
-    if request.HasField("talker") or request.HasField("code2wav"):
-        yield "speech"
-    if request.thinker.messages and not is_drawing and not _is_prompt(request):
-        yield "answer"
-    of_media = {"image": "edit"} if is_drawing else {"image": "sees", "audio": "hears", "video": "watches"}
-    yield from (of_media[medium] for medium in media(request) if medium in of_media)
-
-
-def _lack(request: omni_pb2.GenerateRequest, fits: Collection[Fit]) -> str:
-    """The first of the ABILITIES that a request needs and no pipeline has; empty if each is there, but not all in one pipeline."""
-    return next((want for want in _wants(request) if not any(ABILITIES[want][1](fit.pipeline) for fit in fits)), "")
-
-
-def _with_lack(refusal: StageError, request: omni_pb2.GenerateRequest, fits: Collection[Fit]) -> StageError:
-    """The refusal, with the name of what no pipeline here can do for the request, if there is such a thing, so that clients can say which
-    checkpoint does it."""
-    if lack := _lack(request, fits):
-        refusal.metadata["lack"] = lack
-    return refusal
-
-
 def media(request: omni_pb2.GenerateRequest) -> list[str]:
     """The kinds of media that a request gives, as pipelines name their inputs: text, image, audio, video; for any other kind the first part
     of its media type."""
@@ -233,6 +205,34 @@ def _names(fits: Sequence[Fit]) -> str:
     """The pipelines that do what another one does not, as a clause such as "toy, toy-omni do"; empty if there is none."""
     names = [fit.pipeline.name for fit in fits[:MAX_PIPELINES]]
     return f"{', '.join(names)} {'does' if len(names) == 1 else 'do'}" if names else ""
+
+
+def _wants(request: omni_pb2.GenerateRequest) -> Iterator[str]:
+    """Yields the names of the ABILITIES that a request needs."""
+    is_drawing = request.HasField("diffusion")
+    of_outputs = {"video": "video", "image": "image", "text": "answer", "audio": "sound" if is_drawing else "speech"}
+    yield from (of_outputs[output] for output in request.outputs if output in of_outputs)
+    if is_drawing:
+        yield "drawing"
+    if request.HasField("talker") or request.HasField("code2wav"):
+        yield "speech"
+    if request.thinker.messages and not is_drawing and not _is_prompt(request):
+        yield "answer"
+    of_media = {"image": "edit"} if is_drawing else {"image": "sees", "audio": "hears", "video": "watches"}
+    yield from (of_media[medium] for medium in media(request) if medium in of_media)
+
+
+def _lack(request: omni_pb2.GenerateRequest, fits: Collection[Fit]) -> str:
+    """The first of the ABILITIES that a request needs and no pipeline has; empty if each is there, but not all in one pipeline."""
+    return next((want for want in _wants(request) if not any(ABILITIES[want][1](fit.pipeline) for fit in fits)), "")
+
+
+def _with_lack(refusal: StageError, request: omni_pb2.GenerateRequest, fits: Collection[Fit]) -> StageError:
+    """The refusal, with the name of what no pipeline here can do for the request, if there is such a thing, so that clients can say which
+    checkpoint does it."""
+    if lack := _lack(request, fits):
+        refusal.metadata["lack"] = lack
+    return refusal
 
 
 def _drawing(outputs: Collection[str]) -> tuple[str, str, str]:
