@@ -302,15 +302,15 @@ def test_a_pipeline_that_there_is_not_is_told_whatever_asks_for_it(address: str,
     absent = ["error: there is no pipeline absent", hint]
     *told, omni, toy, film = done.stderr.splitlines()
     assert told == [*absent, *absent, "error: toy-film only draws", hint]
-    assert omni.startswith("toy-omni (toy-omni-thinker): takes text, image, audio, gives ")
-    assert (toy, film) == ("toy (toy-thinker): takes text, gives text, audio", "toy-film: only draws")
+    assert omni.startswith("toy-omni, toy-omni-thinker: takes text, image, audio, gives ")
+    assert (toy, film) == ("toy, toy-thinker: takes text, gives text, audio", "toy-film: only draws")
 
 
 @pytest.mark.parametrize("word", ["/pipeline", "/model"])
 def test_another_pipeline_goes_on_with_the_conversation(address: str, files: Path, word: str) -> None:
     talk(
-        *(address, *entry("Hi"), *entry(f"{word} tyo", "did you mean toy?"), *entry(word, "toy-omni (toy-omni-thinker): takes text")),
-        *(("toy (toy-thinker): takes text", b""), *entry(f"{word} TOY-thinker", "pipeline: toy"), *entry(word, "(now)"), *entry("More")),
+        *(address, *entry("Hi"), *entry(f"{word} tyo", "did you mean toy?"), *entry(word, "toy-omni-thinker: takes text, image, audio")),
+        *(("toy-thinker: takes text", b""), *entry(f"{word} TOY-thinker", "pipeline: toy"), *entry(word, "(now)"), *entry("More")),
         *(*entry("/image cat.png", "toy takes text, not image"), ("/pipeline toy-omni takes it", b"")),
         *(*entry(f"{word} off", "as the router chooses"), *entry("And?"), *END),
         words=("--seed", "3"),
@@ -363,7 +363,7 @@ def test_the_lines_of_the_program_are_broken_between_words(address: str, files: 
     assert all(len(line) < size[0] for line in terminal.lines)
     shown = words_of(terminal.lines)
     told = ["with", "the", "next", "message:", "cat.png", "(picture);", "/image", "off", "leaves", "it", "out"]
-    for words in (*(line.split() for line in help_lines(None)), told, ["toy:", "takes", "text,", "gives", "text,", "audio"]):
+    for words in (*(line.split() for line in help_lines(None)), told, ["toy-thinker:", "takes", "text,", "gives", "text,", "audio"]):
         assert any(shown[at : at + len(words)] == words for at in range(len(shown))), words
 
 

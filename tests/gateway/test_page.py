@@ -130,10 +130,10 @@ async def check_that_it_stops(page: Page, stack: servers.ServerProcesses) -> Non
 @needs_chromium
 async def test_it_offers_what_a_starting_pipeline_is_sure_to_give() -> None:
     """The rest is there as soon as its checkpoint is loaded, on the page that is open."""
-    film, late = load_pipeline("toy-film").model_copy(update={"outputs_vary": True}), take_address()
+    film, address = load_pipeline("toy-film").model_copy(update={"outputs_vary": True}), take_address()
     async with (
         servers.local_chain() as chain,
-        servers.local_router({**addresses_of(chain), "toy-film/diffusion": late}, load_pipeline("toy"), film) as router,
+        servers.local_router({**addresses_of(chain), "toy-film/diffusion": address}, load_pipeline("toy"), film) as router,
         local_gateway(router.address) as (url, _),
         page_at(url) as page,
     ):
@@ -141,7 +141,7 @@ async def test_it_offers_what_a_starting_pipeline_is_sure_to_give() -> None:
         await expect(page.locator("#state")).to_have_text("2 models")
         for label in modes.values():
             await expect(label).to_be_hidden()
-        async with servers.local_stage(servers.family_logic("toy-film", "diffusion"), address=late):
+        async with servers.local_stage(servers.family_logic("toy-film", "diffusion"), address=address):
             for label in modes.values():
                 await expect(label).to_be_visible()
 

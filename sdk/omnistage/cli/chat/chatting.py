@@ -388,7 +388,8 @@ class ChatSession:
             for one in await self._omni.pipelines(timeout_s=self._chat.timeout_s):
                 mark = " (now)" if one in Pipeline.find_called(self._pipeline, [one]) else ""
                 about = "only draws" if one.only_draws else f"takes {', '.join(one.inputs)}, gives {', '.join(one.outputs)}"
-                self._notices.tell(f"[dim]{escape(f'{one.label}: {about}{mark}')}[/]")
+                names = ", ".join((one.name, *one.names))
+                self._notices.tell(f"[dim]{escape(f'{names}: {about}{mark}')}[/]")
             return
         if name != OFF:
             pipeline, *others = await self._pipelines_named(name)
