@@ -63,11 +63,16 @@ def _is_along(place: Path, folder: Path) -> bool:
     return place.is_relative_to(folder) or (folder.is_relative_to(place) and not folder.exists())
 
 
+def origin(context: Any, name: str, text: str) -> str:
+    """The source of a setting in words: the file, or a variable; for the command line `text`, for the default an empty text."""
+    source = context.get_parameter_source(name)
+    origins = {"DEFAULT": "", "DEFAULT_MAP": "the file", "ENVIRONMENT": f"{context.auto_envvar_prefix}_{name.upper()}"}
+    return origins.get(source.name, text) if source is not None else ""
+
+
 def _typed_paths() -> Iterator[tuple[str, Path]]:
     """Yields the name and value of each path that the user of this command set: by an option, an argument, a variable or a file."""
     from typer._click.globals import get_current_context
-
-    from omnistage.cli.stack.launch import origin
 
     context: Any = get_current_context(silent=True)
     for parameter in context.command.params if context is not None else ():

@@ -35,6 +35,8 @@ class Configured(Command):
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
+            from omnistage.cli.places import origin  # Not for a help text.
+
             name = getattr(error.param, "name", None) or ""
             if source := origin(ctx, name, ""):
                 error.message = f"{error.message} (from {source})"
@@ -104,6 +106,8 @@ def settings_text(context: typer.Context) -> str:
     """The text of --print-config: all settings in force, in the form of the file, each with its source."""
     import yaml
 
+    from omnistage.cli.places import origin
+
     lines = ["# omnistage serve --config FILE: a variable counts more than the file, and the command line more than both"]
     for name, option in _options(context).items():
         in_force, is_list = context.params[name], option.nargs < 0 or name in LISTS
@@ -121,13 +125,6 @@ def counts_more(context: typer.Context, setting: str, other: str) -> bool:
     sources = (context.get_parameter_source(name) for name in (setting, other))
     rank, other_rank = (PRECEDENCE.index(source.name) if source is not None else 0 for source in sources)
     return rank > other_rank
-
-
-def origin(context: typer.Context, name: str, text: str) -> str:
-    """The source of a setting in words: the file, or a variable; for the command line `text`, for the default an empty text."""
-    source = context.get_parameter_source(name)
-    origins = {"DEFAULT": "", "DEFAULT_MAP": "the file", "ENVIRONMENT": f"{VARIABLE_PREFIX}_{name.upper()}"}
-    return origins.get(source.name, text) if source is not None else ""
 
 
 def by_pipeline(words: Sequence[str]) -> dict[str, str]:
