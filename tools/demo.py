@@ -138,8 +138,8 @@ def open_browser(page: str) -> bool:
         return False
     # Without TERM no browser is chosen that would show the page on a terminal.
     variables = {name: value for name, value in os.environ.items() if name != "TERM"}
-    command, nothing = [sys.executable, "-c", OPEN_PAGE, page], subprocess.DEVNULL
-    opening = subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True, env=variables)
+    command, null = [sys.executable, "-c", OPEN_PAGE, page], subprocess.DEVNULL
+    opening = subprocess.Popen(command, stdin=null, stdout=null, stderr=null, start_new_session=True, env=variables)
     try:
         return opening.wait(BROWSER_LIMIT_S) == 0
     except subprocess.TimeoutExpired:

@@ -129,10 +129,10 @@ def test_it_is_heard_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setenv("OMNISTAGE_PLAYER", sink.variable)
         done = subprocess.run(DEMO, capture_output=True, text=True, timeout=LIMIT_S, check=True)
         assert "open demo.wav" not in done.stderr
-        kept, _ = soundfile.read(tmp_path / "demo.wav", dtype="float32")
-        heard = sink.samples()
-        assert len(heard) == len(kept) or options
-        np.testing.assert_allclose(heard, kept[: len(heard)], rtol=0, atol=2**-15)
+        samples, _ = soundfile.read(tmp_path / "demo.wav", dtype="float32")
+        played = sink.samples()
+        assert len(played) == len(samples) or options
+        np.testing.assert_allclose(played, samples[: len(played)], rtol=0, atol=2**-15)
 
 
 @pytest.mark.usefixtures("alone")

@@ -201,8 +201,8 @@ def test_a_terminal_of_any_width_shows_addresses_and_commands_whole(
         announce(Notices(), "127.0.0.1:50051", layout, pid=7, http="0.0.0.0:8001", metrics="0.0.0.0:9", log_folder=folder)
         lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().err).splitlines()
         commands = ("stop", 'draw "A hill in the rain." --address', "pipelines --address")
-        whole = ["http://127.0.0.1:8001", folder, "/v1;", *(f"omnistage {command} 127.0.0.1:50051" for command in commands)]
-        assert [text for text in whole if not any(text in line for line in lines)] == [], lines
+        texts = ["http://127.0.0.1:8001", folder, "/v1;", *(f"omnistage {command} 127.0.0.1:50051" for command in commands)]
+        assert [text for text in texts if not any(text in line for line in lines)] == [], lines
         assert all(len(line) <= columns for line in lines if folder not in line), lines
 
 

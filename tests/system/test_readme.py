@@ -154,8 +154,8 @@ def test_its_first_commands_in_a_new_clone(target: str, tmp_path: Path) -> None:
     clone = f"git clone --quiet {ROOT} omnistage && cd omnistage && make {target} PYTHON={sys.executable}"
     done = typed(clone, tmp_path, {**usual_variables(), "CI": "true", "OMNISTAGE_PLAYER": sink.variable})
     assert done.returncode == 0, done.stdout + done.stderr
-    kept, rate_hz = soundfile.read(tmp_path / "omnistage" / "demo.wav", dtype="float32")
-    assert sink.rate_hz == rate_hz and len(sink.samples()) == len(kept) > rate_hz, "it is heard, whole"
+    samples, rate_hz = soundfile.read(tmp_path / "omnistage" / "demo.wav", dtype="float32")
+    assert sink.rate_hz == rate_hz and len(sink.samples()) == len(samples) > rate_hz, "it is heard, whole"
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "operate.md"
