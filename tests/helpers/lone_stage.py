@@ -24,7 +24,7 @@ def slow_chain(folder: Path, load_s: float) -> str:
 
 @dataclass
 class StruckAnswer:
-    """What came of an answer. pid: the process that was killed."""
+    """The outcome of an answer. pid: the process that was killed."""
 
     seed: int
     pid: int

@@ -32,7 +32,7 @@ async def test_each_note_comes_whole_and_in_order(pair: Pair) -> None:
 
 
 async def test_a_newer_note_takes_the_place_of_one_that_the_other_process_has_no_room_for(pair: Pair) -> None:
-    """So a process that was stopped makes no queue grow. What it reads when it wakes is the state of that moment."""
+    """So a process that was stopped makes no queue grow. When it wakes, it reads the state of that moment."""
     one = NoteSocket(pair[0], lambda note: None)
     for number in range(1000):
         one.send("kept", {"kept": ["x" * 10_000], "number": number})

@@ -168,6 +168,7 @@ SHARED_BY_ONE = {
     "saved_versions": "is a program too, which writes the files that a test compares with",
     "reader": "its functions run in other processes, which import them by name",
     "corpus_sounds": "is data of the corpus",
+    "lone_stage": "serves a benchmark too",
     "daemon": "serves the container test, which would have 600 lines with it",
     "omni_answers": "serves the test of omni speech, which would have 500 lines with it",
     "page_picture": "takes a picture of the docs anew, and a test runs it",

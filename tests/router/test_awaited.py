@@ -114,7 +114,7 @@ async def test_answers_and_new_questions_wait_until_the_stage_is_back(kind: str)
 
 @dataclass
 class Hopeless:
-    """What ends a wait, and the reason and the text of the error."""
+    """The end of a wait, and the reason and the text of its error."""
 
     act: Callable[[Awaiting], object]
     reason: str

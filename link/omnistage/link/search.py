@@ -27,7 +27,7 @@ PATIENCE_S = 0.25
 
 
 class Outlook(Enum):
-    """What a link may expect of its route: all stages have a replica; one has none, and it is being started again; one is gone."""
+    """The hope that a link may have of its route: all stages have a replica; one has none, and it is being started again; one is gone."""
 
     COMPLETE = "complete"
     AWAITED = "awaited"
@@ -50,7 +50,7 @@ class Route(Protocol):
         was awaited is there again."""
 
     def outlook(self, revisions: Sequence[str]) -> Outlook:
-        """What a further attempt may expect. revisions: as in `place`."""
+        """The hope that a further attempt may have. revisions: as in `place`."""
 
     def place(self, revisions: Sequence[str]) -> tuple[Sequence[str], Sequence[stage_pb2.Hop]]:
         """Addresses for the next attempt, best first, and the hops after this stage. revisions: which this stage and each stage after it

@@ -220,7 +220,7 @@ class Placement:
         return max(self._lone_patience_s, LONE_PATIENCE_S) if is_kept else self._lone_patience_s
 
     def outlook(self, revisions: Mapping[str, str]) -> Outlook:
-        """What a session may expect. revisions: by kind of its stages, as in `place`."""
+        """The hope that a session may have. revisions: by kind of its stages, as in `place`."""
         candidates = [self._candidates(kind, revision) for kind, revision in revisions.items()]
         absent = [replicas for replicas in candidates if not _available(replicas)]
         if not absent:

@@ -337,6 +337,7 @@ def serve(
     On this machine, until Ctrl-C; with --detach until `omnistage stop`.
     """
     check_variables(context)
+    from omnistage.cli.places import origin
     from omnistage.cli.stack import serve as serving
     from omnistage.cli.stack.layout import ServerOptions, by_stage, counts, flag, seconds_by_pipeline
     from omnistage.cli.stack.pipelines import Choice
