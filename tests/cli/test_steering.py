@@ -47,8 +47,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     **{name: ("Hi", "-v", "--out", f"FOLDER/heart{end}") for name, end in (("draw", ".png"), ("film", ".webm"), ("sound", ".wav"))},
     "bench": ("--requests", "1", "-c", "1", "--text-only"),
     "status": ("-v",),
-    **dict.fromkeys(("pipelines", "models", "voices"), ()),
-    **dict.fromkeys(("serve", "stop", "list", "pull", "fetch-default", "launch"), (EVIL,)),
+    **dict.fromkeys(("pipelines", "models", "voices", "doctor"), ()),
+    **dict.fromkeys(("serve", "stop", "logs", "list", "pull", "fetch-default", "launch"), (EVIL,)),
     "make-tiny": (EVIL, EVIL),
     "protos": (f"/dev/null/{EVIL}",),
 }
