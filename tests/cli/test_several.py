@@ -195,7 +195,7 @@ def test_a_terminal_of_any_width_shows_addresses_and_commands_whole(
     monkeypatch.setenv("FORCE_COLOR", "1")
     drawing = PipelineLayout("drawing", "drawing", [StageLayout("diffusion", "diffusers")])
     layout = Layout([drawing, drawing], ServerOptions(http="0.0.0.0:8000"))
-    folder = "/home/somebody/with/a/folder/that/is/longer/than/any/line/of/a/terminal/may/be/logs"
+    folder = "/var/log/somebody/with/a/folder/that/is/longer/than/any/line/of/a/terminal/may/be/logs"
     for columns in range(80, 121):
         monkeypatch.setenv("COLUMNS", str(columns))
         announce(Notices(), "127.0.0.1:50051", layout, pid=7, http="0.0.0.0:8001", metrics="0.0.0.0:9", log_folder=folder)
