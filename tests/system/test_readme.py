@@ -215,6 +215,6 @@ def test_the_file_of_the_page_is_one(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "replicas: {talker: 2}  # the file" in done.stdout
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    there = {option for name in ("serve", "stop", "bench") for one in commands[name].params for option in one.opts}
+    there = {option for name in ("serve", "stop", "bench", "logs") for one in commands[name].params for option in one.opts}
     servers = {f"--{name.replace('_', '-')}" for name in (*StageSettings.model_fields, *RouterSettings.model_fields)}
     assert set(re.findall(r"`(--[a-z-]+)", PAGE.read_text())) <= there | servers

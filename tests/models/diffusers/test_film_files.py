@@ -27,7 +27,7 @@ from omnistage.models.diffusers.folder import load_pipeline
 from omnistage.models.diffusers.model import DrawnModel, StepDrawing
 from omnistage.models.diffusers.options import Defaults, DiffusersOptions
 from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan, EditedPicture, plan_drawing
-from omnistage.models.interface import MAX_CLIP_BYTES, BadRequest, Clip, DrawRequest, Failed, TensorRows, inputs_of
+from omnistage.models.interface import MAX_CLIP_BYTES, BadRequest, Clip, DrawRequest, Failed, PromptRead, TensorRows, inputs_of
 from omnistage.models.reports import LoadError
 
 FILM = {"width": FILM_SIDE, "height": FILM_SIDE, "steps": 2, "max_pixels": 1 << 16}
@@ -75,7 +75,8 @@ async def test_a_film_has_the_form_that_was_asked_for(model: DrawnModel[Any], as
 
 @lengths.drawn_cells(1, "asked", ["", "video/mp4", AVC])
 async def test_pixels_and_bytes_of_a_frame_leave_before_the_next_is_encoded(model: DrawnModel[Any], asked: str, seed: int) -> None:
-    pieces = (await draw(model, "a dog", ports={"video": 0, "pixels": 0}, seed=seed, frames=9, media_type=asked)).pieces
+    prompt_read, *pieces = (await draw(model, "a dog", ports={"video": 0, "pixels": 0}, seed=seed, frames=9, media_type=asked)).pieces
+    assert isinstance(prompt_read, PromptRead)
     assert [type(piece) for piece in pieces] == [TensorRows, Clip] * 9
     assert [piece.frames for piece in pieces if isinstance(piece, Clip)] == [1] * 9
 
@@ -148,7 +149,10 @@ async def test_a_reader_who_stops_holds_no_decoder(model: DrawnModel[Any], seed:
     memory.budget = taken.total_bytes
     assert 2 * taken.frame_bytes > memory.budget
     async with aclosing(model.draw(prepared, inputs_of(), {"video": 0})) as slow:
-        data = [piece.data async for piece in _first(slow)]
+        assert isinstance(await anext(slow), PromptRead)
+        first = await anext(slow)
+        assert isinstance(first, Clip)
+        data = [first.data]
         async with asyncio.timeout(100):
             for number in range(3):
                 pieces = await draw(model, "a cat", ports={"video": 0}, seed=seed + number, frames=41)
@@ -156,10 +160,6 @@ async def test_a_reader_who_stops_holds_no_decoder(model: DrawnModel[Any], seed:
         assert not sessions._decoding
         data += [piece.data async for piece in slow if isinstance(piece, Clip)]
     assert len(frames_of(b"".join(data))[0]) == 81
-
-
-async def _first(pieces: Any) -> Any:
-    yield await anext(pieces)
 
 
 @lengths.drawn_cells(1, "media_type", ["", "video/mp4", AVC])

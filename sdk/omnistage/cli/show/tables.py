@@ -81,7 +81,10 @@ async def show_status(address: str | None, api_key: str | None, as_json: bool, t
         console = _console()
         console.print(_fit_status(replicas, console))
         places = [(name, place) for name, place in (("page", page), ("logs", logs)) if place]
-        lines = [f"[bold]{name}[/]  {escape(place)}" for name, place in places]
+        # A path that is too long for the terminal is left out; `omnistage logs` finds it anyway.
+        lines = [
+            f"[bold]{name}[/]  {escape(place)}" for name, place in places if place == page or verbose or len(place) < console.width - 6
+        ]
         for line in [*(settings_lines(replicas) if verbose else ()), *([""] if lines else []), *lines]:
             console.tell(line)
 
