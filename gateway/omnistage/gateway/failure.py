@@ -127,12 +127,14 @@ class ApiError(Exception):
 
     def response_at(self, path: str) -> JSONResponse:
         """The response to a request for this path, in the form of its interface."""
-        return JSONResponse(ollama_error(self) if path.startswith(OLLAMA) else self.body, self.status, self.headers)
+        is_ollama = path.startswith(OLLAMA) and not path.startswith(f"{OLLAMA}v1/")  # A base URL of OpenAI's clients, with a word too many.
+        return JSONResponse(ollama_error(self) if is_ollama else self.body, self.status, self.headers)
 
 
 def ollama_error(error: ApiError) -> dict[str, str]:
     """An error in Ollama's form, {"error": "..."}, which has no place for anything but a text."""
-    return {"error": f"{error.message}. {error.hint}" if error.hint else error.message}
+    end = "" if error.message.endswith(("?", ".")) else "."
+    return {"error": f"{error.message}{end} {error.hint}" if error.hint else error.message}
 
 
 def invalid(param: str, fault: str, hint: str = "") -> ApiError:

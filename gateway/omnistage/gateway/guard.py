@@ -118,7 +118,7 @@ class HttpGuard:
             await BUG.response_at(scope["path"])(scope, receive, answer.send)
         finally:
             self._door.leave()
-            account.endpoint = getattr(scope.get("route"), "path", "")
+            account.endpoint = getattr(scope.get("route"), "path_format", "")
             account.end(self._door.metrics)
 
     async def _pass_on(self, request: Request, answer: AnswerSender) -> None:
