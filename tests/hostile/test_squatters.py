@@ -63,7 +63,7 @@ def test_a_stage_that_was_killed_gets_its_port_back_and_nobody_else_does(family:
                     os.kill(stages[kind].pid, signal.SIGKILL)
                     assert wait_end(stages[kind].pid, 30)
                     assert stranger.tries() == "refused"
-                    assert any(line.startswith(f"restarted {kind} ") for line in iter(server.stderr.readline, ""))
+                    assert any(f"Z restarted {kind} " in line for line in iter(server.stderr.readline, ""))
                 with Omni(address=address) as omni:
                     assert omni.generate("Hi").text
         finally:
