@@ -121,7 +121,7 @@ BAD_FILMS = (
 )
 
 BAD_PICTURES = (
-    (params("diffusion", "a hill", width=65), "diffusion.width"),
+    (params("diffusion", "a hill", width=16), "diffusion.width"),
     (params("diffusion", "a hill", layers=2), "diffusion.layers"),
     (params("diffusion", "a hill", guidance_scale=0, negative_prompt="rain"), "diffusion.negative_prompt"),
     (params("diffusion", "word " * 600), "diffusion.prompt"),
@@ -281,7 +281,7 @@ CASES = (
     DIFFUSERS(
         asks("diffusion", prompt="a hill", steps=4, previews=2, width=64, height=64, negative_prompt="rain"),
         BAD_PICTURES,
-        {"width": 64, "height": 64, "max_tokens": 64},
+        {"width": 64, "height": 64, "max_tokens": 128},  # It is drawn at 128x128, and made smaller.
     ),
     DIFFUSERS(
         asks("diffusion", prompt="a walk", steps=4, negative_prompt="rain", guidance_scale_2=2),
