@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -71,11 +71,12 @@ async def test_every_spoken_word_is_told_with_its_place_in_the_markdown(talker: 
 
 
 async def test_the_words_of_a_formula_are_one_at_its_place(talker: SmolTalker) -> None:
-    """Even where it is so long that it is read as two phrases."""
-    for formula in ("$x^2 + 1$", r"\[" + " + ".join(["x^2"] * 60) + r"\]"):
-        text = f"We know {formula} now."
+    """Even where it is so long that it is read as two phrases, and where a link or a tag could have begun before it."""
+    for formula, opener in product(("$x^2 + 1$", r"\[" + " + ".join(["x^2"] * 60) + r"\]"), ("", "[", "<", "![")):
+        text = f"We {opener}know {formula} now."
         words = await words_of(talker, text)
-        assert [word.first_character for word in words] == [0, 3, 8, text.rindex("now")]
+        first_of_know = 3 if opener == "<" else text.index("know")
+        assert [word.first_character for word in words] == [0, first_of_know, text.index(formula), text.rindex("now")]
         check_order(words, len(await rows_of(talker, text)))
 
 

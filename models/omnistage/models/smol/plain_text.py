@@ -9,7 +9,7 @@ where it stands or, for a character that is not in the Markdown, the place of th
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from omnistage.models.smol.spoken.notations import Notations, escaped
 
@@ -55,7 +55,7 @@ class PlainText:
         self._run = ""  # Equal marks (* _ ~ `) in a row, not ended yet.
         self._run_place = -1  # Place of the last of them.
         self._held_text = ""  # Characters that are held back until it is clear whether they are a link or tag.
-        self._held_place = 0  # Place of the first of them.
+        self._held_places: list[int] = []  # Place of each of them: all characters of a formula have that of the formula.
 
     def feed(self, text: str) -> list[Placed]:
         """Read more of the text; returns the characters that are certain now."""
@@ -84,10 +84,10 @@ class PlainText:
         out, self._out = self._out[: len(self._out) - tail_count], self._out[len(self._out) - tail_count :]
         return out
 
-    def _replay(self, text: str, at: int) -> None:
-        """Read characters that were held back. at: the place of the first of them."""
+    def _replay(self, text: str, places: Sequence[int]) -> None:
+        """Read characters that were held back. places: of each of them."""
         place_before = self._place
-        for place, character in enumerate(text, at):
+        for character, place in zip(text, places, strict=True):
             self._place = min(place, place_before)  # The words of a formula may be longer than the formula.
             self._state(character)
         self._place = place_before
@@ -149,7 +149,7 @@ class PlainText:
         self._mark = ""
         self._new_line(structure=not mark[0].islower(), before=self._place - self._mark_place)
         self._state = self._body
-        self._replay(mark, self._mark_place)
+        self._replay(mark, range(self._mark_place, self._mark_place + len(mark)))
 
     def _new_line(self, structure: bool, before: int = 0) -> None:
         """Put out the break before a line. structure: it begins a new line; else it may go on with a wrapped one. before: see `_put`."""
@@ -204,8 +204,7 @@ class PlainText:
         elif character == "<":
             self._hold(character, self._tag)
         elif character == "!":
-            self._held_place = self._place
-            self._state = self._bang
+            self._hold(character, self._bang)
         elif character == "|" and self._is_row:
             self._cell()
         elif character in " \t":
@@ -228,9 +227,13 @@ class PlainText:
 
     def _hold(self, character: str, state: Callable[[str], None]) -> None:
         """Hold back this character and those after it, which `state` reads."""
-        self._held_text = character
-        self._held_place = self._place
+        self._held_text, self._held_places = character, [self._place]
         self._state = state
+
+    def _hold_on(self, character: str) -> None:
+        """Hold back one more character."""
+        self._held_text += character
+        self._held_places.append(self._place)
 
     def _end_line(self, line_break: str) -> None:
         """End a line. line_break: what `_break` becomes; after a heading or a table row it becomes "\\n", whatever is given."""
@@ -277,7 +280,7 @@ class PlainText:
         """Read the character after "!": with "[" it begins a picture, whose description is read."""
         self._state = self._body
         if character != "[":
-            self._put("!", self._place - self._held_place)
+            self._put("!", self._place - self._held_places[0])
         self._state(character)
 
     def _link_text(self, character: str) -> None:
@@ -289,15 +292,14 @@ class PlainText:
         elif character == "\n" or len(self._held_text) > MAX_LINK_TEXT:
             self._release(1, character)
         else:
-            self._held_text += character
+            self._hold_on(character)
 
     def _after_link_text(self, character: str) -> None:
         """Read the character after the "]": with "(" or "[" a target follows; without a target it was no link."""
         text = self._held_text[1:]
         if character in "([":
             self._release(1, "")
-            self._held_text = ")" if character == "(" else "]"
-            self._state = self._link_target
+            self._hold(")" if character == "(" else "]", self._link_target)
         elif re.fullmatch(r"\^?\d{0,3}|[ xX]", text):
             self._release(len(self._held_text), character)  # a footnote mark or a box to tick
         else:
@@ -311,7 +313,7 @@ class PlainText:
         elif character == "\n" or len(self._held_text) > MAX_LINK_TARGET:
             self._release(len(self._held_text), character)
         else:
-            self._held_text += character
+            self._hold_on(character)
 
     def _tag(self, character: str) -> None:
         """Read on after "<": a tag is left out, an address is read, anything else was no tag."""
@@ -323,23 +325,23 @@ class PlainText:
                 self._release(len(tag), " ")
         elif len(tag) == 1 and not (character.isalpha() or character in "/!"):
             self._state = self._body
-            self._put("<", 1)
+            self._put("<", self._place - self._held_places[0])
             self._state(character)
         elif character in "\n<" or len(tag) > MAX_TAG:
             self._state = self._body
-            self._put("<", len(tag))
+            self._put("<", self._place - self._held_places[0])
             self._release(1, character)
         else:
-            self._held_text += character
+            self._hold_on(character)
 
     def _release(self, skipped: int, following: str) -> None:
         """Read the held characters as text after all, without the first `skipped`, then `following`. Openers of links and tags in them are
         left out, so that no character is held twice and the time is linear."""
-        text, at, self._held_text = self._held_text, self._held_place, ""
+        text, places, self._held_text = self._held_text, self._held_places, ""
         self._state = self._body
         self._is_gap = True
         for part in _between(text, skipped):
-            self._replay(text[part], at + part.start)
+            self._replay(text[part], places[part])
         for character in following:
             self._state(character)
 
