@@ -16,7 +16,7 @@ from helpers.serving import serving, take_over
 from helpers.toy_pipeline import toy_pipeline
 from omnistage.client import Omni
 from omnistage.client.errors import StageLostError
-from omnistage.router.placement import LONE_PATIENCE_S
+from omnistage.router.settings import LONE_PATIENCE_S
 
 SHORT_S, LONG_S = LONE_PATIENCE_S + 1.0, 30.0
 """How long a model loads, in the short form and in the long form."""

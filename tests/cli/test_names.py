@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from helpers.processes import ProcessFamily
 from helpers.randomness import SEED
 from helpers.serving import serving
 from helpers.toy_pipeline import toy_pipeline
+from helpers.waiting import until
 from omnistage.cli.stack.layout import by_stage
 from omnistage.cli.stack.names import NamedPipeline, names_of, split_word, with_own_names
 from omnistage.cli.stack.pipelines import Choice, _with_first_names, layout_of
@@ -160,6 +162,7 @@ def test_names_are_a_setting_like_any_other(tmp_path: Path) -> None:
 def test_a_stack_is_asked_by_names(family: ProcessFamily) -> None:
     with serving(family, "talk=toy", "art=toy-picture") as server, Omni(address=server.address()) as omni:
         assert server.report("serving ") == "art"
+        asyncio.run(until(lambda: omni.pipelines()[-1].state == "ready"))  # The router has asked the stage for its name then.
         expected = formulas.text(1, "Hi", formulas.NATURAL_LENGTH)
         for name in ("talk", "Talk", "toy-thinker"):
             answer = omni.generate("Hi", seed=1, pipeline=name)

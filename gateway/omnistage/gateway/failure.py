@@ -127,8 +127,12 @@ class ApiError(Exception):
 
     def response_at(self, path: str) -> JSONResponse:
         """The response to a request for this path, in the form of its interface."""
-        is_ollama = path.startswith(OLLAMA) and not path.startswith(f"{OLLAMA}v1/")  # A base URL of OpenAI's clients, with a word too many.
-        return JSONResponse(ollama_error(self) if is_ollama else self.body, self.status, self.headers)
+        return JSONResponse(ollama_error(self) if is_ollama(path) else self.body, self.status, self.headers)
+
+
+def is_ollama(path: str) -> bool:
+    """Whether a path is of Ollama's interface. Below /api/v1 a client of OpenAI has a base URL with a word too many."""
+    return path.startswith(OLLAMA) and not path.startswith(f"{OLLAMA}v1/")
 
 
 def ollama_error(error: ApiError) -> dict[str, str]:

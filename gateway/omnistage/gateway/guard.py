@@ -19,7 +19,7 @@ from omnistage.gateway import accounts
 from omnistage.gateway.accounts import ANSWERS, HeldMemory, HttpAccount, Ledger
 from omnistage.gateway.answering import BrokenOff
 from omnistage.gateway.door import Door, host_of
-from omnistage.gateway.failure import OLLAMA, ApiError
+from omnistage.gateway.failure import ApiError, is_ollama
 from omnistage.gateway.port import HEAD_BYTES
 from omnistage.gateway.unpacking import Unpacker
 from omnistage.host.addresses import host_and_port, is_loopback, network_of
@@ -89,7 +89,7 @@ class HttpGuard:
         account = HttpAccount(scope["method"], scope["path"])
         scope.setdefault("state", {})["account"] = account
         answer = AnswerSender(account, send, lambda error, send: self._readable(error.response_at(scope["path"]))(scope, receive, send))
-        if scope["path"].startswith(OLLAMA):
+        if is_ollama(scope["path"]):
             scope["headers"] = _as_json(scope["headers"])
         request = Request(scope, receive)
         account.client = host_of(scope.get("client"))
@@ -167,7 +167,7 @@ class HttpGuard:
             # A proxy on the way may use the other length, and then treat the rest of the body as another client's request.
             raise ApiError(400, "the body has two lengths", code="invalid_http", headers=CLOSING)
         has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
-        if has_body and request.method not in WITH_BODY and not request.scope["path"].startswith(OLLAMA):  # Ollama deletes by a body.
+        if has_body and request.method not in WITH_BODY and not is_ollama(request.scope["path"]):  # Ollama deletes by a body.
             # Nothing reads it, but it would be held, and counted, for as long as the request is answered.
             raise ApiError(400, f"a {request.method[:16]} has no body here", code="body_not_taken", headers=CLOSING)
         path = request.scope["path"]

@@ -151,7 +151,7 @@ def _of_fastapi(error: HTTPException, method: str, path: str) -> ApiError:
 
 OF_CLIENTS = "Clients of OpenAI's interface need a base URL that ends with /v1: this gateway's address, then /v1."
 
-MAX_PARTS = 4
+MAX_PATH_PARTS = 4
 """The most parts of an address."""
 
 LIKENESS = 0.8
@@ -162,7 +162,7 @@ def _similar_path(path: str) -> str:
     """The address that was probably meant: the longest end of the path that is an address, or is one below /v1; otherwise an address of
     almost the same spelling. Empty: there is none."""
     routes = [route for endpoints in ENDPOINTS for route in endpoints.router.routes if isinstance(route, Route)]
-    parts = [part for part in path[:256].split("/") if part][-MAX_PARTS:]
+    parts = [part for part in path[:256].split("/") if part][-MAX_PATH_PARTS:]
     for begin in range(len(parts)):
         end = "/" + "/".join(parts[begin:])
         for address in (end, f"/v1{end}"):

@@ -22,7 +22,7 @@ from omnistage.gateway.accounts import ANSWERS
 from omnistage.gateway.answering import EVENTS
 from omnistage.gateway.body import new_router
 from omnistage.gateway.door import Door, ThisDoor
-from omnistage.gateway.failure import OLLAMA, ApiError
+from omnistage.gateway.failure import ApiError, is_ollama
 from omnistage.gateway.offer import SPEAK
 from omnistage.gateway.ollama import LINES
 from omnistage.gateway.sound import MEDIA_TYPES
@@ -226,7 +226,7 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
     responses = operation["responses"]
     responses.pop("422", None)
     if path.startswith(ANSWERS):
-        name = "OllamaError" if path.startswith(OLLAMA) else "Error"
+        name = "OllamaError" if is_ollama(path) else "Error"
         error = {"content": {_JSON: {"schema": {"$ref": f"#/components/schemas/{name}"}}}}
         responses.setdefault("4XX", {"description": "The request is wrong.", **error})
         responses.setdefault("503", {"description": "It passes: ask again.", "headers": {"Retry-After": _RETRY_AFTER}, **error})

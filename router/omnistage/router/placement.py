@@ -16,6 +16,7 @@ from omnistage.host.background import SHORTAGES
 from omnistage.link.liveness import Channels
 from omnistage.link.search import Outlook
 from omnistage.router.replica import DRAINING, LOST, SERVING, PlacedReplica
+from omnistage.router.settings import LONE_PATIENCE_S
 from omnistage.v1 import omni_pb2, stage_pb2, stage_pb2_grpc
 from omnistage.wire.channel import ConnectionWatch
 from omnistage.wire.errors import StageError
@@ -32,8 +33,6 @@ SILENCE_S = 2.5
 next report."""
 SECOND_LOOK_S = 0.5
 """Additional seconds in which the router reads reports that wait already, because the router itself may have been late."""
-LONE_PATIENCE_S = 5.0
-"""The default of `--lone-patience`. A small model is served again in less time."""
 RESTS_AFTER_S = 10.0
 """After so many seconds without a session the router stops listening to reports, because each report wakes every thread of gRPC in both
 processes repeatedly for a second."""

@@ -136,8 +136,8 @@ def _choose_name(request: omni_pb2.GenerateRequest, fits: Mapping[str, Fit]) -> 
         text = "; ".join(f"{name} {fit.reasons}" for name, fit in list(fits.items())[:MAX_PIPELINES])
         if request.HasField("diffusion"):
             drawing_names = [fit.pipeline.name for fit in fits.values() if fit.pipeline.draws and not fit.missing_outputs][:MAX_PIPELINES]
-            do_draw, does_draw, _ = _drawing(request.outputs)
-            text += f"; these {do_draw}: {', '.join(drawing_names)}" if drawing_names else f"; no pipeline of this router {does_draw}"
+            do_draw, _, _ = _drawing(request.outputs)
+            text += f"; these {do_draw}: {', '.join(drawing_names)}" if drawing_names else ""
         raise StageError("BAD_REQUEST", f"no pipeline does this: {text}", metadata={"field": "model"})
     if len(candidates) > 1:
         raise _refuse_choice(candidates, "could answer this")

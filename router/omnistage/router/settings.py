@@ -12,6 +12,9 @@ from omnistage.host.places import HOST_SHARE
 from omnistage.host.settings import ServerSettings, setting
 from omnistage.router.pipeline import FurtherName
 
+LONE_PATIENCE_S = 5.0
+"""The default of `--lone-patience`. A small model is served again in less time."""
+
 
 class RouterSettings(ServerSettings):
     """Settings that the router takes."""
@@ -44,7 +47,7 @@ class RouterSettings(ServerSettings):
         le=1,
     )
     lone_patience: float = setting(
-        5.0,
+        LONE_PATIENCE_S,
         "SECONDS",
         "seconds that an answer waits for a lost stage without another replica, if no launcher says that it starts it again",
         ge=0,

@@ -13,14 +13,14 @@ class FieldOptions(TypedDict, total=False):
     pipeline: Annotated[
         str,
         About(
-            "Name of the pipeline, or of its checkpoint, from `pipelines()`.",
+            "Name of the pipeline, or of its checkpoint; `pipelines()` lists them.",
             "the router's choice",
             name="model",
             typed="--pipeline",
             other_names=["model", "model_name", "model_id", "engine"],
         ),
     ]
-    """Name of the pipeline, or of its checkpoint, from `pipelines()`."""
+    """Name of the pipeline, or of its checkpoint; `pipelines()` lists them."""
     outputs: Annotated[
         Sequence[str],
         About(

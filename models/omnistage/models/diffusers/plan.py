@@ -321,6 +321,8 @@ def crop_to_shape(image: Image, width: int, height: int, multiple: int = 1) -> t
         return image, ""
     new_width, new_height = min(image.width, round(image.height * width / height)), min(image.height, round(image.width * height / width))
     new_width, new_height = max(new_width, 1), max(new_height, 1)
+    if (new_width, new_height) == image.size:
+        return image, ""
     x, y = (image.width - new_width) // 2, (image.height - new_height) // 2
     part = f"its middle part of {new_width}x{new_height} is used, in the shape of {width}x{height}"
     note = f"a picture of {image.width}x{image.height} has another shape than what is made of it: {part}"

@@ -188,7 +188,13 @@ MAX_PERIOD_S = 60.0
 REQUEST_COUNTS = ("omnistage_router_requests_total", "omnistage_gateway_requests_total")
 """Metrics that count requests. An answer over HTTP counts twice, a page that is opened counts once."""
 
-LOOKING = frozenset(("/health", "/ready", "/metrics", "/v1/models", "/v1/models/{model}", "/v1/audio/models", "/v1/audio/voices"))
+LOOKING = frozenset(
+    (
+        *("/health", "/ready", "/metrics", "/openapi.json", "/docs"),
+        *("/v1/models", "/v1/models/{model}", "/v1/audio/models", "/v1/audio/voices"),
+        *("/api/tags", "/api/ps", "/api/show", "/api/version"),
+    )
+)
 """Endpoints of the gateway whose calls are no real requests: a forgotten page, or a monitor, may call them for ever."""
 
 NOWHERE = "404"

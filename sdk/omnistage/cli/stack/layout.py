@@ -267,6 +267,8 @@ def seconds_by_pipeline(words: Sequence[str], option: str) -> dict[str, float]:
     limits_s: dict[str, float] = {}
     for word in words:
         pipeline, _, seconds = word.rpartition("=")
+        if pipeline in limits_s:
+            raise ValueError(f"{option} {word}: {pipeline or 'a time for all pipelines'} is given twice")
         try:
             limits_s[pipeline] = float(seconds)
         except ValueError:

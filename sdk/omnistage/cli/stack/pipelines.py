@@ -207,7 +207,7 @@ def _of_checkpoint(folder: Path, entry: _Wanted, choice: Choice) -> NamedPipelin
 
 
 def _with_first_names(choice: Choice, pipelines: Sequence[NamedPipeline]) -> Choice:
-    """The choice with the own names of pipelines in place of further ones, before stages and LoRA files."""
+    """The choice with the own names of pipelines in place of further ones, before stages, LoRA files and times."""
     own_names = {one.name for one in pipelines}
     firsts = dict[str, set[str]]()
     for one in pipelines:
@@ -233,6 +233,7 @@ def _with_first_names(choice: Choice, pipelines: Sequence[NamedPipeline]) -> Cho
         replicas=renamed(choice.replicas),
         settings={name: renamed(values) for name, values in choice.settings.items()},
         loras=[renamed_word(word) for word in choice.loras],
+        servers=replace(choice.servers, idle_unload_s={first(name): limit_s for name, limit_s in choice.servers.idle_unload_s.items()}),
     )
 
 

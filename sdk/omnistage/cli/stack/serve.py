@@ -187,7 +187,7 @@ class Begins:
             error = await first_of(stack.gone(name), self._unload_wishes[name].wait())
             if not isinstance(error, StackError):
                 await stack.unload(name)
-                self._notices.tell(f"[yellow]unloaded[/] {escape(name)}, as nobody has asked for it; the next request loads it")
+                self._notices.report(f"[yellow]unloaded[/] {escape(name)}, as nobody has asked for it; the next request loads it")
                 await self._load_wishes[name].wait()
                 serves = False
                 continue
