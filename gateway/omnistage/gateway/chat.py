@@ -207,7 +207,7 @@ def ask_for_each(call: HttpCall, questions: Sequence[tuple[list[Turn], dict[str,
     return [call.ask(call.omni.stream_chat, turns, **options) for turns, options in questions]
 
 
-def _reason(finish_reason: str) -> str:
+def shown_reason(finish_reason: str) -> str:
     """OpenAI's name of the reason that ended an answer."""
     return "length" if finish_reason == "length" else "stop"
 
@@ -228,10 +228,9 @@ async def whole_choice(call: HttpCall, body: TextBody, number: int, events: Even
         message |= {"content": None, "audio": sound}
     rows = [row for delta in deltas for row in logprobs_of(delta, body.row_length or 0)]
     logprobs = None if body.row_length is None else {"content": rows, "refusal": None}
-    reason = _reason(answer.finish_reason)
+    reason = shown_reason(answer.finish_reason)
     choice = {"index": number, "message": message, "finish_reason": reason, "logprobs": logprobs}
-    notes = notes_of(answer, body.limit_name)
-    return {**choice, **({"notes": notes} if notes else {})}, answer.usage
+    return {**choice, "notes": notes_of(answer, body.limit_name)}, answer.usage
 
 
 async def _note_text(events: Events, deltas: list[TextDelta]) -> Events:
@@ -290,7 +289,7 @@ class ChatStream:
                         done[number] = event
                         for delta in await choice.end():
                             yield self._chunk(number, delta)
-                        yield self._chunk(number, choice.delta(), _reason(event.finish_reason))
+                        yield self._chunk(number, choice.delta(), shown_reason(event.finish_reason))
         if self._options.include_events:
             for number, event in sorted(done.items()):
                 yield self._own_chunk(number, account_fields(event, self._body.seed, self._body.limit_name))

@@ -145,7 +145,7 @@ async def complete(call: ThisCall, body: CompletionRequest) -> Response:
     choices = []
     for number, (choice, _) in enumerate(results):
         rows = choice["logprobs"] and choice["logprobs"]["content"]
-        notes = {"notes": choice["notes"]} if "notes" in choice else {}
-        choices.append(texts.choice(number, choice["message"]["content"], choice["finish_reason"], rows) | notes)
+        text_choice = texts.choice(number, choice["message"]["content"], choice["finish_reason"], rows)
+        choices.append({**text_choice, "notes": choice["notes"]})
     usage = chat_usage([usage for _, usage in results], body.n or 1)
     return JSONResponse({**frame, "object": "text_completion", "choices": choices, "usage": usage})

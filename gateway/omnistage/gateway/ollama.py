@@ -20,7 +20,7 @@ from omnistage.client.events import Done, TextDelta, ThoughtDelta
 from omnistage.gateway.accounts import Events
 from omnistage.gateway.answering import Pieces, stream_response
 from omnistage.gateway.body import MAX_MESSAGES, MIN_TOP_P, Ignored, Refused, StrictBody, bounds_of, new_router
-from omnistage.gateway.chat import Stops
+from omnistage.gateway.chat import Stops, shown_reason
 from omnistage.gateway.door import Door, HttpCall, ThisCall
 from omnistage.gateway.failure import ApiError, fields_of, invalid, ollama_error
 from omnistage.gateway.messages import Turn, turns_of
@@ -215,7 +215,7 @@ def _end_of(done: Done) -> dict[str, Any]:
     usage = done.usage
     first_text_s = usage.total_s if usage.first_text_s is None else usage.first_text_s
     return {
-        "done_reason": "length" if done.finish_reason == "length" else "stop",
+        "done_reason": shown_reason(done.finish_reason),
         "total_duration": _nanoseconds(usage.total_s),
         "load_duration": 0,
         "prompt_eval_count": usage.prompt_tokens or 0,

@@ -322,7 +322,6 @@ class _ResponseBuilder:
     def _response(self) -> dict[str, Any]:
         """The response in its present state, as the client sees it."""
         body, status = self._body, self._status
-        notes = notes_of(self._done, "max_output_tokens") if self._done else []
         form = body.text.format.model_dump(by_alias=True, exclude_none=True) if body.text and body.text.format else {"type": "text"}
         return {
             "id": self._id,
@@ -350,7 +349,7 @@ class _ResponseBuilder:
             "top_p": body.top_p,
             "truncation": "disabled",
             **({"usage": response_usage(self._done.usage)} if self._done else {}),
-            **({"notes": notes} if notes else {}),
+            "notes": notes_of(self._done, "max_output_tokens") if self._done else [],
         }
 
 

@@ -1,15 +1,11 @@
 // The endpoints of this gateway, as its own document has them.
 
+import { byId, copy, make } from "./elements.js";
+
 const [IGNORED, REFUSED] = ["Taken, and means nothing here.", "Refused, if something is in it."];
 const base = new URL(".", location).href.replace(/\/$/, "");
 
-function element(tag, attributes, ...children) {
-  const made = Object.assign(document.createElement(tag), attributes);
-  made.append(...children.filter((child) => child !== ""));
-  return made;
-}
-
-const code = (text, className = "") => element("code", { className }, text);
+const code = (text, className = "") => make("code", { className }, text);
 
 /** The schema itself, where it is only named. */
 const meant = (schema, all) => (schema.$ref ? all[schema.$ref.split("/").pop()] : schema);
@@ -50,10 +46,12 @@ function fieldList(fields) {
   const rows = fields.map(({ path, schema, must, where }) => {
     const fixed = schema.default ?? null;
     const told = [schema.description ?? "", fixed === null ? "" : `Default: ${JSON.stringify(fixed)}.`].filter(Boolean).join(" ");
-    const type = element("span", { className: "type" }, typesOf(schema));
-    return element("div", {}, element("dt", {}, code(path), must ? element("span", { className: "must" }, " required") : "", where ? element("span", { className: "type" }, ` ${where}`) : ""), element("dd", {}, type, told && ` · ${told}`));
+    const type = make("span", { className: "type" }, typesOf(schema));
+    return make("div", {},
+      make("dt", {}, code(path), must ? make("span", { className: "must" }, " required") : "", where ? make("span", { className: "type" }, ` ${where}`) : ""),
+      make("dd", {}, type, told && ` · ${told}`));
   });
-  return element("dl", {}, ...rows);
+  return make("dl", {}, ...rows);
 }
 
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
@@ -77,13 +75,11 @@ function curlOf(method, path, operation, all) {
 }
 
 function asked(command) {
-  const button = element("button", { type: "button" }, "Copy");
+  const button = make("button", { type: "button" }, "Copy");
   button.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(command);
-    button.textContent = "Copied";
+    button.textContent = (await copy(command)) ? "Copied" : "Not copied";
   });
-  // Over plain HTTP from another machine a browser lets no page copy.
-  return element("div", { className: "ask" }, element("pre", {}, command), navigator.clipboard ? button : "");
+  return make("div", { className: "ask" }, make("pre", {}, command), button);
 }
 
 /** The fields of a body that may come as JSON or as a form; those that only one of them has say which. */
@@ -101,13 +97,13 @@ function article(method, path, operation, all) {
   const told = (what) => fields.filter(({ schema }) => schema.description === what).map(({ path: name }) => name).join(", ");
   const heeded = fields.filter(({ schema }) => ![IGNORED, REFUSED].includes(schema.description));
   const types = Object.keys(operation.responses[200]?.content ?? {});
-  const made = element("article", { id: anchorOf(method, path) },
-    element("h3", {}, element("span", { className: `method ${method}` }, method.toUpperCase()), path),
-    element("p", {}, operation.description ?? ""),
+  const made = make("article", { id: anchorOf(method, path) },
+    make("h3", {}, make("span", { className: `method ${method}` }, method.toUpperCase()), path),
+    make("p", {}, operation.description ?? ""),
     asked(curlOf(method, path, operation, all)));
-  if (heeded.length) made.append(element("details", { open: heeded.length < 12 }, element("summary", {}, heeded.length === 1 ? "1 field" : `${heeded.length} fields`), fieldList(heeded)));
+  if (heeded.length) made.append(make("details", { open: heeded.length < 12 }, make("summary", {}, heeded.length === 1 ? "1 field" : `${heeded.length} fields`), fieldList(heeded)));
   for (const [words, names] of [["Taken, and changes nothing: ", told(IGNORED)], ["Refused unless empty: ", told(REFUSED)], ["Gives ", types.join(", ")]]) {
-    if (names) made.append(element("p", { className: "soft" }, words, names));
+    if (names) made.append(make("p", { className: "soft" }, words, names));
   }
   return made;
 }
@@ -118,7 +114,7 @@ async function show() {
   const response = await fetch("openapi.json");
   if (!response.ok) throw new Error(`the gateway answers ${response.status}`);
   const { info, paths, components } = await response.json();
-  document.getElementById("about").textContent = `${info.version} · ${info.summary}`;
+  byId("about").textContent = `${info.version} · ${info.summary}`;
   const parts = new Map();
   for (const [path, operations] of Object.entries(paths)) {
     for (const [method, operation] of Object.entries(operations)) {
@@ -126,19 +122,19 @@ async function show() {
       parts.set(tag, [...(parts.get(tag) ?? []), [method, path, operation]]);
     }
   }
-  document.getElementById("state").remove();
+  byId("state").remove();
   for (const [tag, endpoints] of parts) {
-    const links = endpoints.map(([method, path]) => element("li", {},
-      element("a", { href: `#${anchorOf(method, path)}` }, element("span", { className: `method ${method}` }, method.toUpperCase()), path)));
-    document.getElementById("list").append(element("h2", {}, tag), element("ul", {}, ...links));
+    const links = endpoints.map(([method, path]) => make("li", {},
+      make("a", { href: `#${anchorOf(method, path)}` }, make("span", { className: `method ${method}` }, method.toUpperCase()), path)));
+    byId("list").append(make("h2", {}, tag), make("ul", {}, ...links));
     const articles = endpoints.map(([method, path, operation]) => article(method, path, operation, components.schemas));
-    document.getElementById("endpoints").append(element("h2", {}, tag), ...articles);
+    byId("endpoints").append(make("h2", {}, tag), ...articles);
   }
-  if (location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView();
+  if (location.hash) byId(location.hash.slice(1))?.scrollIntoView();
 }
 
 try {
   await show();
 } catch (error) {
-  document.getElementById("state").textContent = `Nothing can be shown: ${error.message}. Is the gateway there? Reload to try again.`;
+  byId("state").textContent = `Nothing can be shown: ${error.message}. Is the gateway there? Reload to try again.`;
 }
