@@ -3,6 +3,11 @@ browser of a desktop."""
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
+
+if __name__ == "__main__" and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # Ctrl-C during the imports would give a traceback.
+
 import os
 import signal
 import subprocess
@@ -13,6 +18,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
+from omnistage.cli import interrupt
 from omnistage.cli.console import Notices
 from omnistage.cli.stack.layout import ANY_PORT, DEFAULT_ADDRESS
 from omnistage.cli.stack.pipelines import default_pipelines
@@ -115,22 +121,22 @@ def _wait_for_all(address: str) -> None:
 
 
 def tell(served: Served, *, may_open: bool = False) -> None:
-    """Open the stack's page in a browser, or print where it is, and how the stack ends. may_open: False: only print."""
+    """Print how the stack ends, and open its page in a browser, or print where it is. may_open: False: only print."""
     notices = Notices()
-    if page := open_page(served):
-        notices.say("")
-        if may_open and open_browser(page):
-            notices.tell(f"The page is open in your browser: {page}")
-        else:
-            notices.tell(f"Go on in a browser: {page}", "(any key is taken)")
     idle = "stays until you end it"
     if served.idle_limit_s:
         idle = f"ends when nobody has asked it for {served.idle_limit_s / 60:g} minutes, or by"
+    notices.say("")
     notices.tell(f"The stack {idle}:", escape(f"{os.path.relpath(OMNISTAGE)} stop {served.address}"))
+    if page := open_page(served):
+        if may_open and open_browser(page):
+            notices.tell(f"The page opens in your browser: {page}")
+        else:
+            notices.tell(f"Go on in a browser: {page}", "(any key is taken)")
 
 
 def open_browser(page: str) -> bool:
-    """Open a URL in the browser of this desktop; returns whether it was opened. It is not without a display, in CI, for root in a
+    """Open a URL in the browser of this desktop; returns whether a browser took it. None does without a display, in CI, for root in a
     container, with BROWSER=none, or if there is no browser. The browser gets no terminal, and may live on."""
     is_wanted = not os.environ.get("CI") and os.environ.get("BROWSER") != "none"
     has_display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
@@ -147,6 +153,7 @@ def open_browser(page: str) -> bool:
 
 
 if __name__ == "__main__":
+    interrupt.raise_interrupts()
     try:
         sys.exit(main(*sys.argv[1:]))
     except KeyboardInterrupt:

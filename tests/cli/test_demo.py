@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import signal
 import socket
 import subprocess
 import sys
@@ -72,7 +73,7 @@ def test_on_a_terminal_its_stack_stays_and_is_used_again(family: ProcessFamily, 
             assert f"Go on in a browser: http://{served.http} " in shown
             assert "it ends by itself when nobody has asked for 1800 s" in shown
             assert "The stack ends when nobody has asked it for 30 minutes, or by:" in shown
-            assert shown.splitlines()[-1].endswith(f"omnistage stop {served.address}")
+            assert shown.splitlines()[-2].endswith(f"omnistage stop {served.address}")
             with build_opener(ProxyHandler({})).open(f"http://{served.http}/ready", timeout=LIMIT_S) as ready:
                 assert ready.status == 200
             assert (tmp_path / "demo.wav").stat().st_size > 44 and (tmp_path / "demo-timeline.png").exists()
@@ -81,6 +82,25 @@ def test_on_a_terminal_its_stack_stays_and_is_used_again(family: ProcessFamily, 
         finally:
             assert omnistage("stop").returncode == 0
     assert family.pids() == []
+
+
+INTERRUPTED_IMPORT = """
+import os, runpy, signal, sys
+
+class Finder:
+    def find_spec(self, name, *rest):
+        if name == "omnistage.client":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+def test_an_interrupt_while_it_begins_ends_it_without_a_word() -> None:
+    words = (sys.executable, "-c", INTERRUPTED_IMPORT, str(ROOT / "tools" / "demo.py"))
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
 
 
 @pytest.mark.usefixtures("alone")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from helpers import lengths
 from helpers.command import omnistage
 from helpers.processes import ProcessFamily
-from helpers.serving import pid_of, serving
+from helpers.serving import pid_of, pids_of, serving
 from helpers.toy_pipeline import toy_pipeline
 from omnistage.client import Omni
 from omnistage.client.connection import Pipeline, Replica
@@ -68,6 +69,26 @@ def test_requests_at_the_moment_of_unloading_are_answered(rounds: int, family: P
             assert omni.generate("Hi", timeout_s=60).text
         once_unloaded(omni, "toy-of-a-test")
         assert omni.generate("Hi").text
+
+
+def test_the_only_pipeline_is_loaded_again_after_a_load_that_failed(family: ProcessFamily, tmp_path: Path) -> None:
+    words = (toy_pipeline(tmp_path, load_s=1), "--no-http", "--idle-unload", "1")
+    with serving(family, *words) as server, Omni(address=server.address()) as omni, ThreadPoolExecutor(1) as pool:
+        assert server.report("unloaded ") == f"toy-of-a-test{UNLOADED}"
+        answer = pool.submit(omni.generate, "Hi", timeout_s=60)
+        deadline = time.monotonic() + 30
+        while not (stages := pids_of("omnistage.thinker", family)):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        os.kill(stages[0], signal.SIGKILL)
+        assert server.report("failed ").endswith("It is started again in 5 s")
+        assert answer.result().text
+        assert server.report("serving ") == "toy-of-a-test"
+
+
+def test_a_pipeline_is_unloaded_that_nobody_asked_before_the_gateway_served(family: ProcessFamily, tmp_path: Path) -> None:
+    with serving(family, toy_pipeline(tmp_path), "--http", "127.0.0.1:0", "--idle-unload", "0.05") as server:
+        assert server.report("unloaded ") == f"toy-of-a-test{UNLOADED}"
 
 
 @pytest.mark.parametrize(

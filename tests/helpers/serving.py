@@ -60,9 +60,14 @@ def serving(
     assert family.pids() == []
 
 
+def pids_of(module: str, family: ProcessFamily) -> list[int]:
+    """The processes of a stack that run this module."""
+    return [pid for pid in family.pids() if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
 def pid_of(module: str, family: ProcessFamily) -> int:
-    """The process of a stack that runs this module."""
-    return next(pid for pid in family.pids() if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes())
+    """The first of these processes."""
+    return pids_of(module, family)[0]
 
 
 def take_over(replica: Replica, taken: ExitStack) -> None:

@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, closing, nullcontext, suppress
 from dataclasses import asdict, replace
@@ -94,8 +95,13 @@ async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, owner: 
     owner.listen(begins.start_for_owner, partial(ending.begin, "with its owner"))
     limit_s = layout.servers.idle_limit_s
     end_idle = partial(ending.begin, f"as nobody has asked for {limit_s:g} s")
+
+    def prepare(stack: Stack) -> None:
+        ending.ends(stack)
+        stack.on_wish = begins.wish
+
     try:
-        async with start_stack(layout, log_folder, verbose, ending.ends) as stack:
+        async with start_stack(layout, log_folder, verbose, prepare) as stack:
             ending.serves = True
             metrics = _show_metrics(layout.servers.metrics, stack)
             address, http, logs = stack.address, stack.http, str(stack.log_folder or "")
@@ -129,8 +135,8 @@ class Begins:
         self._stack: Stack | None = None
         self._tasks = set[asyncio.Task[None]]()
         self._turn = asyncio.Lock()  # held while a pipeline is started
-        self._load_wishes: dict[str, asyncio.Event] = {}
-        self._unload_wishes: dict[str, asyncio.Event] = {}
+        self._load_wishes = defaultdict[str, asyncio.Event](asyncio.Event)
+        self._unload_wishes = defaultdict[str, asyncio.Event](asyncio.Event)
         """By pipeline: set while the router wants it, and while it does not."""
 
     @asynccontextmanager
@@ -138,9 +144,6 @@ class Begins:
         """A context in which pipelines are started, one at a time: those that the owner asks for, or, without an owner, all. The first one
         of the layout serves already."""
         self._stack = stack
-        for pipeline in layout.pipelines:
-            self._load_wishes[pipeline.name], self._unload_wishes[pipeline.name] = asyncio.Event(), asyncio.Event()
-        stack.on_wish = self._wish
         for pipeline in () if self._owner.is_private else layout.pipelines:
             self.add(self._keep(stack, pipeline.name, serves=pipeline is layout.pipelines[0]))
         try:
@@ -171,8 +174,8 @@ class Begins:
         else:
             self._owner.tell({"pipeline": name})
 
-    def _wish(self, name: str, is_wanted: bool) -> None:
-        """Called when the router wants a pipeline, or wants it no more."""
+    def wish(self, name: str, is_wanted: bool) -> None:
+        """Called when the router wants a pipeline, or wants it no more; also before `of`, since a router may rest before the gateway serves."""
         turned_on, turned_off = (self._load_wishes, self._unload_wishes) if is_wanted else (self._unload_wishes, self._load_wishes)
         turned_on[name].set()
         turned_off[name].clear()

@@ -164,7 +164,8 @@ class Stack:
         return {name: serving.get(name, "") for name in self.names}
 
     async def broken(self) -> StackError:
-        """Wait until the stack cannot go on, and return the error that says why: no begun pipeline is left, or the router was given up."""
+        """Wait until the stack cannot go on, and return the error that says why: no begun pipeline is left and none is ever unloaded, or the
+        router was given up."""
         return await asyncio.shield(self._broken)
 
     async def begin(self, pipeline: str) -> None:
@@ -451,9 +452,9 @@ class Stack:
 
     async def _end_rest(self, error: StackError, gone: Sequence[asyncio.Future[StackError]]) -> None:
         """End the stages that are not used; then report the error to the callers that wait in `gone`. If no pipeline is left, the stack is
-        broken."""
+        broken, unless its pipelines may be unloaded: such a stack lives without one, and tries to load them again."""
         await self._end_unused()
-        if not self._starts and not self._unloaded:
+        if not self._starts and not any(self._layout.servers.idle_unload_s.values()):
             self._break(error)
             return
         for future in gone:
