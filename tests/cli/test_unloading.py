@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.request import ProxyHandler, build_opener
 
 import pytest
 
@@ -87,8 +89,14 @@ def test_the_only_pipeline_is_loaded_again_after_a_load_that_failed(family: Proc
 
 
 def test_a_pipeline_is_unloaded_that_nobody_asked_before_the_gateway_served(family: ProcessFamily, tmp_path: Path) -> None:
-    with serving(family, toy_pipeline(tmp_path), "--http", "127.0.0.1:0", "--idle-unload", "0.05") as server:
+    """Nothing of it counts as missing then: alerts look at these metrics."""
+    words = (toy_pipeline(tmp_path), "--http", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--idle-unload", "0.05")
+    with serving(family, *words) as server:
+        metrics = server.report("metrics: ")
         assert server.report("unloaded ") == f"toy-of-a-test{UNLOADED}"
+        with build_opener(ProxyHandler({})).open(metrics) as page:
+            values = re.findall(r"^omnistage_process_up\{process=\"(.+)\"\} (.+)$", page.read().decode(), re.MULTILINE)
+        assert dict(values) == {"router": "1.0", "gateway": "1.0", "launcher": "1.0"}
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def _last_kept() -> Path | None:
 def _find_logs(folder: Path, names: Sequence[str]) -> list[LogFile]:
     """The files of the processes of these names. A stage also names all its replicas, and those of other pipelines; no names: all. Raises
     RequestError if a name has no log, OSError if the folder cannot be read."""
-    files = [LogFile(folder / name) for name in sorted(path.name for path in folder.iterdir()) if name.endswith(SUFFIX)]
+    files = [LogFile(folder / name) for name in sorted(path.name for path in folder.iterdir() if path.is_file()) if name.endswith(SUFFIX)]
     processes = [file.process for file in files]
     for name in names:
         if not any(_is_of(name, process) for process in processes):
@@ -184,6 +184,8 @@ def show_logs(folder: Path, names: Sequence[str], query: LogQuery, pid: int = 0)
     printer = LinePrinter(query.as_json, files)
     printer.print(_last_lines(files, query, is_about))
     if not query.follows:
+        if query.request and not printer.count:
+            raise RequestError(f"no line of these logs is about {query.request}", hint="Errors and the header x-request-id name the id.")
         return
     with ExitStack() as exits:
         wait: Callable[[], object] = partial(time.sleep, LOOK_S)
@@ -235,15 +237,17 @@ def _last_lines(files: Sequence[LogFile], query: LogQuery, is_about: Callable[[L
 
 class LinePrinter:
     """Prints lines: for people with the time, the process, the event and its fields; with a traceback each of its lines is a line. as_json:
-    the objects of the logs, each with the name of its process."""
+    the objects of the logs, each with the name of its process. count: of the printed lines."""
 
     def __init__(self, as_json: bool, files: Sequence[LogFile]) -> None:
+        self.count = 0
         self._as_json = as_json
         self._width = max((len(file.process) for file in files), default=0)
         self._console = Console(highlight=False, soft_wrap=True)
 
     def print(self, lines: Iterable[LogLine]) -> None:
         for line in lines:
+            self.count += 1
             event = _event_of(line.text)
             if self._as_json:
                 print(json.dumps({"process": line.process, **(event or {"line": line.text.decode(errors="replace")})}))

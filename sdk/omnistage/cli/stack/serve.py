@@ -175,7 +175,8 @@ class Begins:
             self._owner.tell({"pipeline": name})
 
     def wish(self, name: str, is_wanted: bool) -> None:
-        """Called when the router wants a pipeline, or wants it no more; also before `of`, since a router may rest before the gateway serves."""
+        """Called when the router wants a pipeline, or wants it no more; also before `of`, because the gateway may serve long after the
+        router."""
         turned_on, turned_off = (self._load_wishes, self._unload_wishes) if is_wanted else (self._unload_wishes, self._load_wishes)
         turned_on[name].set()
         turned_off[name].clear()

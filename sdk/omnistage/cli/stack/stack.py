@@ -152,9 +152,9 @@ class Stack:
 
     @property
     def names(self) -> list[str]:
-        """The names of all processes of the begun pipelines, or of the first pipeline if none was begun, and of the gateway and the
-        router."""
-        pipeline_names = self._starts or {self._layout.pipelines[0].name}
+        """The names of all processes of the begun pipelines, or of the first pipeline if none was begun and none is unloaded, and of the
+        gateway and the router."""
+        pipeline_names = {*self._starts} or ({self._layout.pipelines[0].name} if not self._unloaded else set())
         stages = [name for group in self._layout.groups if not {*group.pipelines}.isdisjoint(pipeline_names) for name in group.names]
         return [*stages, *self._layout.fronts]
 
@@ -164,8 +164,8 @@ class Stack:
         return {name: serving.get(name, "") for name in self.names}
 
     async def broken(self) -> StackError:
-        """Wait until the stack cannot go on, and return the error that says why: no begun pipeline is left and none is ever unloaded, or the
-        router was given up."""
+        """Wait until the stack cannot go on, and return the error that says why: no begun pipeline is left, and none is ever unloaded; or
+        the router was given up."""
         return await asyncio.shield(self._broken)
 
     async def begin(self, pipeline: str) -> None:
